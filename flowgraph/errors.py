@@ -1,0 +1,95 @@
+"""Every error that flowgraph raises, and the form of a finding.
+
+FlowgraphError
+├── CheckError          a graph has findings; carries them all
+├── ModelError          a model can't be found, fetched or read
+└── RunError            a run failed; carries a code FG9xx
+    ├── PayloadError    FG901  a payload breaks its port's type or bound
+    ├── HopError        FG902  a hop raised
+    ├── WorkerDied      FG903  a worker process ended
+    ├── DeadlineError   FG904  a wait outlived its deadline
+    └── LedgerError     FG905  trajectories were lost or counted twice
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """A position in a text file; line and column count from 1; `width` characters are underlined."""
+
+    file: str
+    line: int
+    column: int
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A second place that a finding speaks of, with what is there."""
+
+    place: Place
+    text: str
+
+
+class Diagnostic(msgspec.Struct, frozen=True):
+    """One finding: a stable code, where, what, and one concrete fix."""
+
+    code: str
+    place: Place
+    message: str
+    help: str
+    notes: tuple[Note, ...] = ()
+
+
+class FlowgraphError(Exception):
+    """Base of all errors that flowgraph raises on purpose."""
+
+
+class CheckError(FlowgraphError):
+    """A graph has findings. `diagnostics` holds all of them, in file order."""
+
+    def __init__(self, diagnostics: list[Diagnostic]) -> None:
+        self.diagnostics = sorted(diagnostics, key=lambda d: (d.place, d.code, d.message))
+        super().__init__("\n".join(f"{d.place}: error[{d.code}] {d.message}" for d in self.diagnostics))
+
+
+class ModelError(FlowgraphError):
+    """A model can't be found, fetched or read. `help` names one fix."""
+
+    def __init__(self, message: str, help: str = "") -> None:
+        self.message, self.help = message, help
+        super().__init__(message + (f"\n  help: {help}" if help else ""))
+
+
+class RunError(FlowgraphError):
+    """A run failed. `code` is stable, `help` names one thing to do."""
+
+    code = "FG900"
+
+    def __init__(self, message: str, help: str = "") -> None:
+        self.message, self.help = message, help
+        super().__init__(f"error[{self.code}] {message}" + (f"\n  help: {help}" if help else ""))
+
+
+class PayloadError(RunError):
+    code = "FG901"
+
+
+class HopError(RunError):
+    code = "FG902"
+
+
+class WorkerDied(RunError):
+    code = "FG903"
+
+
+class DeadlineError(RunError):
+    code = "FG904"
+
+
+class LedgerError(RunError):
+    code = "FG905"

@@ -1,0 +1,47 @@
+"""Which learners `owners.X.learner.use` may name, and the options of each. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flowgraph.learners.protocol import Learner
+
+
+class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="torch"):
+    """One torch process with AdamW.
+
+    pack: "tree" computes a prompt that rows share once, "padded" once a row; they differ in rounding
+    max_tokens: the most tokens of one forward pass; a longer row stands alone
+    """
+
+    model: str
+    lr: float
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    pack: Literal["tree", "padded"] = "tree"
+    max_tokens: int = 4096
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    warmup: int = 0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError("lr must be above 0")
+        if self.max_tokens < 1 or self.warmup < 0 or not self.clip > 0 or not self.temperature > 0:
+            raise ValueError("max_tokens, clip and temperature must be above 0, warmup not below it")
+
+
+LearnerOptions = TorchOptions
+LEARNERS = ("torch",)
+
+
+def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner:
+    """Load the learner; every option but `model` is handed on by name."""
+    from flowgraph.learners.torch import TorchLearner
+
+    named = {name: getattr(options, name) for name in options.__struct_fields__ if name != "model"}
+    return TorchLearner(model_dir, threads=threads, **named)

@@ -1,0 +1,149 @@
+"""A model's numbers and its tensor table, read without torch and without a download."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flowgraph.errors import ModelError
+from flowgraph.models.directory import FLOATS, natural, read_json, read_tensors, weight_files
+from flowgraph.models.sources import resolve
+
+_ITEMSIZE = dict(FLOATS.values())
+
+# Fact → the names that Hugging Face configs give it, the first that is there counts.
+_KEYS = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "vocab": ("vocab_size",),
+    "max_position": ("max_position_embeddings", "n_positions"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "top_k": ("num_experts_per_tok", "moe_topk"),
+}
+_NEEDED = ("layers", "hidden", "heads", "vocab", "max_position")
+
+
+class TensorFact(msgspec.Struct, frozen=True):
+    """One trainable tensor by its Hugging Face name; `dtype` is numpy's name (ml_dtypes: "bfloat16")."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _ITEMSIZE[self.dtype]
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """Numbers of a model that dims and prices come from. `experts` and `top_k` are None for a dense model.
+
+    `tensors` are the trainable tensors in natural order of their names; a head tied to the embedding counts
+    once, as the embedding.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_position: int
+    experts: int | None
+    top_k: int | None
+    tensors: tuple[TensorFact, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors: what one full copy of the weights takes."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+def facts(model: str) -> ModelFacts | None:
+    """The facts of a built-in (always), a directory, or a hub id in Hugging Face's cache (else None).
+
+    Raises ModelError for an unknown name, an incomplete directory, or a config without the numbers.
+    """
+    source = resolve(model)
+    if source.kind == "builtin":
+        return _shipped(source.name)
+    if source.kind == "directory":
+        return directory_facts(Path(source.name))
+    path = _hub_snapshot(source.name)
+    return directory_facts(path) if path else None
+
+
+def directory_facts(path: Path) -> ModelFacts:
+    """The facts of a model directory, from config.json and the headers of its safetensors files."""
+    config = read_json(path / "config.json")
+    missing = [file.name for file in weight_files(path) if not file.is_file()]
+    tensors = {} if missing else read_tensors(path)
+    if not tensors:
+        lacks = ", ".join(missing) or "*.safetensors"
+        raise ModelError(f"the model directory {path} lacks {lacks}", "save the model there as safetensors")
+    if _get(config, "tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    return ModelFacts(
+        **_numbers(config, path),
+        tensors=tuple(TensorFact(name, shape, dtype) for name, (shape, dtype) in tensors.items()),
+    )
+
+
+def _numbers(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for fact, keys in _KEYS.items():
+        values[fact] = next((value for key in keys if (value := _get(config, key)) is not None), None)
+    missing = [_KEYS[fact][0] for fact in _NEEDED if values[fact] is None]
+    if missing:
+        file = path / "config.json"
+        raise ModelError(f"{file} has no {', '.join(missing)}", "give a causal language model")
+    values["kv_heads"] = values["kv_heads"] or values["heads"]
+    values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
+    return values
+
+
+def _get(config: dict[str, Any], key: str) -> Any:
+    """A config value; models with several modalities keep the language model's under `text_config`."""
+    value = config.get(key)
+    text = config.get("text_config")
+    return text.get(key) if value is None and isinstance(text, dict) else value
+
+
+def _shipped(name: str) -> ModelFacts:
+    """The facts that the package carries, so that a graph is priced before anything is downloaded.
+
+    Its `tensors` map names to shapes; `*` in a name stands for the number of each layer.
+    """
+    file = resources.files("flowgraph.models").joinpath(f"{name}.json")
+    table = json.loads(file.read_text(encoding="utf-8"))
+    dtype: str = table.pop("dtype")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for pattern, shape in table.pop("tensors").items():
+        copies = table["layers"] if "*" in pattern else 1
+        shapes |= {pattern.replace("*", str(layer)): tuple(shape) for layer in range(copies)}
+    tensors = tuple(TensorFact(tensor, shapes[tensor], dtype) for tensor in sorted(shapes, key=natural))
+    return ModelFacts(**table, tensors=tensors)
+
+
+def _hub_snapshot(name: str) -> Path | None:
+    """The newest complete snapshot of a hub model in Hugging Face's cache; None when there is none."""
+    import huggingface_hub
+
+    config = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    if not isinstance(config, str):
+        return None
+    path = Path(config).parent
+    files = weight_files(path)
+    return path if files and all(file.is_file() for file in files) else None

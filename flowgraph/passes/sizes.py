@@ -1,0 +1,42 @@
+"""How many rows a step has and how large a dim is at each rate: the numbers that price and allocate.
+
+A step has `group` groups of `sample` trajectories, each of `leaf` leaves (1 unless the graph says more), each of
+`token` tokens (prompt+response unless the graph says otherwise). `leaf` and `token` grow with the rows: on
+a trajectory they count its own leaves and tokens, on a step those of all its trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from flowgraph.spec.dims import Expr, Size
+
+Which = Literal["mean", "max"]
+
+
+def size_of(name: str, dims: Mapping[str, Size], which: Which, default: float = 1) -> float:
+    return float(getattr(dims[name], which)) if name in dims else default
+
+
+def rows_per_step(kind: str | None, dims: Mapping[str, Size], which: Which = "max") -> float:
+    """Rows of a kind that one step consumes: `group`, `group*sample`, or 1."""
+    groups = size_of("group", dims, which)
+    return {"group": groups, "trajectory": groups * size_of("sample", dims, which)}.get(kind or "step", 1.0)
+
+
+def dim_values(kind: str | None, dims: Mapping[str, Size], which: Which) -> dict[str, float]:
+    """Every dim's value as seen from one row of `kind`."""
+    values = {name: float(getattr(size, which)) for name, size in dims.items()}
+    trajectories = rows_per_step("trajectory", dims, which) if kind == "step" else 1.0
+    leaf = size_of("leaf", dims, which)
+    token = size_of("token", dims, which, size_of("prompt", dims, which, 0) + size_of("response", dims, which, 0))
+    values |= {"trajectory": trajectories, "leaf": leaf * trajectories, "token": token * leaf * trajectories}
+    values.setdefault("group", 1.0)
+    values.setdefault("sample", 1.0)
+    return values
+
+
+def evaluate(expr: Expr, kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
+    """A dim expression on one row of `kind`. Raises KeyError for a dim without a size."""
+    return expr.at(dim_values(kind, dims, which))

@@ -1,0 +1,58 @@
+"""Where each column of a block lies: computed from the plan and a few integers, so a descriptor is a few bytes.
+
+A block is one row's record of one hop. Its descriptor is the offset in the owner's arena and the sizes that
+`Hop.dims` names; writer, reader and the audit compute the same spans from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from flowgraph.plan.plan import Column, Hop, TensorSlot
+from flowgraph.spec.types import dtype_of
+
+
+class Span(msgspec.Struct, frozen=True):
+    """One column inside a block: first byte, number of bytes, and the array's shape."""
+
+    start: int
+    nbytes: int
+    shape: tuple[int, ...] = ()
+
+
+def aligned(n: int, to: int = 8) -> int:
+    return -(-n // to) * to
+
+
+def spans(hop: Hop, sizes: Mapping[str, int]) -> dict[str, Span]:
+    """Spans of the written columns, in order, each aligned to 8 bytes. `sizes`: Hop.dims → integers."""
+    out: dict[str, Span] = {}
+    at = 0
+    for column in hop.written:
+        span = _span(column, sizes, at)
+        out[column.name] = span
+        at = aligned(span.start + span.nbytes)
+    return out
+
+
+def _span(column: Column, sizes: Mapping[str, int], at: int) -> Span:
+    if column.kind == "array":
+        shape = tuple(sizes[d] for d in column.shape)
+        count = 1
+        for n in shape:
+            count *= n
+        return Span(at, count * dtype_of(column.dtype).itemsize, shape)
+    if column.kind == "tensors":
+        at = aligned(at, 64)
+        return Span(at, sum(tensor_bytes(t) for t in column.tensors))
+    return Span(at, sizes[f"#{column.name}"])
+
+
+def tensor_bytes(tensor: TensorSlot) -> int:
+    """Bytes of one tensor of a set, padded to 64 so that each starts on a cache line."""
+    size = dtype_of(tensor.dtype).itemsize
+    for n in tensor.shape:
+        size *= n
+    return aligned(size, 64)

@@ -1,0 +1,29 @@
+"""How a finding is shown: position, code, the line with a caret, notes, and one help line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from flowgraph.errors import Diagnostic, Place
+
+
+def render(diagnostics: Iterable[Diagnostic], sources: Mapping[str, str]) -> str:
+    """All findings as text. `sources`: file name → its text, for the quoted lines."""
+    return "\n\n".join(_one(d, sources) for d in diagnostics)
+
+
+def _one(d: Diagnostic, sources: Mapping[str, str]) -> str:
+    lines = [f"{d.place}: error[{d.code}] {d.message}", *_quote(d.place, sources)]
+    for note in d.notes:
+        lines.append(f"  note: {note.place}: {note.text}")
+        lines += _quote(note.place, sources)
+    lines.append(f"  help: {d.help}")
+    return "\n".join(lines)
+
+
+def _quote(place: Place, sources: Mapping[str, str]) -> list[str]:
+    lines = sources.get(place.file, "").splitlines()
+    if not 1 <= place.line <= len(lines):
+        return []
+    number = f"{place.line:>5}"
+    return [f"{number} | {lines[place.line - 1]}", f"{' ' * len(number)} | {' ' * (place.column - 1)}{'^' * place.width}"]

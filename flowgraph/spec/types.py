@@ -1,0 +1,164 @@
+"""What a port can carry, and the promises about it. One small file, so that both sides of a seam read the same.
+
+Arrays are spelled with jaxtyping (`Int32[Array, "token"]`); everything else is an `Annotated` Python type
+with one of the markers below. A port without a marker that is no array is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    Array = npt.NDArray[Any]
+else:
+
+    class Array:
+        """A buffer with dtype, shape and device: numpy on owners that import no torch, torch elsewhere."""
+
+
+# Rows are made from rows: a group is sampled into trajectories, a step collects trajectories. The order of this
+# tuple is the order of derivation, so a hop may read the columns of any kind at or before its own.
+RowKind = Literal["group", "trajectory", "step"]
+ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
+
+# When a value dies, from the shortest life to the longest.
+Lifetime = Literal["firing", "trajectory", "group", "consumed", "step", "version", "durable", "run"]
+LIFETIMES: tuple[Lifetime, ...] = get_args(Lifetime)
+
+ReadMode = Literal["queue", "latest", "event"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What a fold sees of a row: its identity, lengths and tag, never its payload.
+
+    key: unique among the rows of its kind, rising in order of creation
+    parents: a trajectory's group (one row), a step's trajectories (its rows, in order)
+    tag: the version current when the row was registered
+    dims: the row's own lengths, e.g. {"token": 61, "leaf": 1}
+    """
+
+    kind: str
+    key: int
+    parents: tuple[Row, ...] = ()
+    tag: int = 0
+    dims: dict[str, int] = {}
+
+    @property
+    def uid(self) -> int:
+        """The key of the group that this row comes from."""
+        return self.parents[0].uid if self.kind != "group" else self.key
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A fold lets go of a row that will never be trained, for a counted reason."""
+
+    row: Row
+    reason: str
+
+
+# --- markers of ports that are no arrays -------------------------------------------------------------------
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Unicode text, one a row along `dim` ("" for a single one); `max` bounds the UTF-8 bytes of each."""
+
+    dim: str = ""
+    mean: int = 256
+    max: int = 4096
+
+
+class Json(msgspec.Struct, frozen=True):
+    """Any JSON value, one a row along `dim` ("" for a single one); `max` bounds the encoded bytes of each."""
+
+    dim: str = ""
+    mean: int = 256
+    max: int = 4096
+
+
+class Tensors(msgspec.Struct, frozen=True):
+    """A named set of tensors, priced from the model's own table of names, shapes and dtypes."""
+
+
+class Scalars(msgspec.Struct, frozen=True):
+    """Named floats for metrics.jsonl; they travel in the control message and no hop reads them."""
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A stream of rows of one kind, by reference: whoever reads a column of it gets the bytes from its writer."""
+
+    kind: RowKind
+
+
+class Latest(msgspec.Struct, frozen=True):
+    """As an input: sampled, never blocks. As an output: overwritten, `initial` until first written."""
+
+    initial: int | None = None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """As an input: any one fires the hop; it does not count in the rate balance."""
+
+
+# --- promises about content ---------------------------------------------------------------------------------
+
+
+class Mask(msgspec.Struct, frozen=True):
+    """Booleans; a bit each is enough."""
+
+
+class LastToken(msgspec.Struct, frozen=True):
+    """Non-zero only at the last valid token of each row along `dim`."""
+
+    dim: str
+
+
+class TiledOver(msgspec.Struct, frozen=True):
+    """Constant along each row of `dim`, times the mask."""
+
+    dim: str
+
+
+# --- where a keyword-only parameter gets its value when it is not the user's to set ---------------------------
+
+
+class Dim(msgspec.Struct, frozen=True):
+    """The largest value of a named dim of the graph."""
+
+    name: str
+
+
+class Seam(msgspec.Struct, frozen=True):
+    """A fact of the seam that feeds port `port`: `max_lag`, `delay` or `every`."""
+
+    port: str
+    fact: Literal["max_lag", "delay", "every"]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A setting of the run: `seed` or `steps`."""
+
+    name: Literal["seed", "steps"]
+
+
+Fact = Mask | LastToken | TiledOver
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    )
+}  # fmt: skip
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a seam dtype; bfloat16 and fp8 by ml_dtypes. Raises TypeError for an unknown name."""
+    if name in NUMPY_DTYPES:
+        return NUMPY_DTYPES[name]
+    import ml_dtypes
+
+    if not hasattr(ml_dtypes, name):
+        raise TypeError(f"{name} is no dtype that crosses a seam")
+    return np.dtype(getattr(ml_dtypes, name))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float32, Int64
 from flowgraph import Array, Mask, TiledOver, hop
 
 
-@hop(maps="step", owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step")
 def grpo(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],

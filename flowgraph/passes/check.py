@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
-from flowgraph.errors import Diagnostic, Note, Place
+from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.graphfile import near
@@ -175,7 +174,7 @@ def check_cycles(graph: Graph) -> Iterator[Diagnostic]:
 
 def _ledger(graph: Graph, binding: Binding) -> bool:
     """A fold's view of its own ledger (free capacity, rows in flight) is read at once and needs no delay."""
-    return graph.nodes[binding.producer].spec.facts.kind == "fold"
+    return binding.port.kind == "value" and graph.nodes[binding.producer].spec.facts.kind == "fold"
 
 
 def check_staleness(graph: Graph) -> Iterator[Diagnostic]:
@@ -226,4 +225,3 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_dtypes, check_shapes, check_dims, check_rows, check_owners, check_single_writer, check_lifetimes,
     check_cycles, check_staleness, check_slots,
 )  # fmt: skip
-__all__ = ["CHECKS", "COUNTED", "Place", "check", "math", "shapes_fit", "tokenizer_model"]

@@ -46,7 +46,6 @@ def _span(column: Column, sizes: Mapping[str, int], at: int) -> Span:
         return Span(at, count * dtype_of(column.dtype).itemsize, shape)
     if column.kind == "tensors":
         at = aligned(at, 64)
-        return Span(at, sum(tensor_bytes(t) for t in column.tensors))
     return Span(at, sizes[f"#{column.name}"])
 
 

@@ -6,18 +6,16 @@ import inspect
 import os
 from collections.abc import Iterator
 
-import msgspec
-
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.models import facts
 from flowgraph.passes.check import tokenizer_model
 from flowgraph.passes.sizes import evaluate, rows_per_step, size_of
+from flowgraph.plan.layout import aligned, tensor_bytes
 from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, Seam, SeamField, TensorSlot, Watch
 from flowgraph.spec.hop import Port
 from flowgraph.spec.types import LIFETIMES, dtype_of
 
-ALIGN = 8
-OVERHEAD = 64
+OVERHEAD = 64  # room to align a set of tensors inside a block
 
 
 def lower(graph: Graph) -> Plan:
@@ -61,7 +59,7 @@ def _hop(graph: Graph, node: Node) -> Hop:
     spec = node.spec
     columns = tuple(_column(graph, node, port) for port in spec.columns)
     written = [c for c in columns if c.crosses]
-    block = sum(-(-c.max_bytes // ALIGN) * ALIGN for c in written) + (OVERHEAD if written else 0)
+    block = sum(aligned(c.max_bytes) for c in written) + (OVERHEAD if written else 0)
     reads = tuple(_read(graph, node, b) for b in node.bindings if not b.carries_rows and b.port.kind != "value")
     watches = tuple(_watch(b) for b in node.bindings if b.carries_rows or b.port.kind == "value")
     facts_ = spec.facts
@@ -74,8 +72,9 @@ def _hop(graph: Graph, node: Node) -> Hop:
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
         config=node.config, bound=_bound(graph, node),
         resources={p.name: p.detail for p in spec.params if p.origin == "resource"}, uses=facts_.uses,
-        slots=_slots(graph, node) if written else 0, block_bytes=-(-block // 64) * 64 if written else 0,
+        slots=_slots(graph, node) if written else 0, block_bytes=aligned(block, 64),
         queue=node.capacity if node.capacity is not None else (graph.max_lag or 0) if facts_.collect else 1,
+        every=max((b.decl.every for b in node.bindings if b.port.mode == "queue"), default=1),
         place=str(spec.place), doc=spec.doc,
     )  # fmt: skip
 
@@ -98,7 +97,7 @@ def _fact(fact: object) -> str:
 def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]) -> tuple[float, int]:
     """Mean and bound of one row's value."""
     if port.kind == "tensors":
-        total = sum(_tensor_bytes(t) for t in tensors)
+        total = sum(tensor_bytes(t) for t in tensors)
         return float(total), total
     counts = {"mean": 1.0, "max": 1.0}
     for which in counts:
@@ -108,13 +107,6 @@ def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]
         width = dtype_of(port.dtype).itemsize
         return counts["mean"] * width, int(counts["max"] * width)
     return counts["mean"] * port.mean, int(counts["max"] * port.max)
-
-
-def _tensor_bytes(tensor: TensorSlot) -> int:
-    size = dtype_of(tensor.dtype).itemsize
-    for n in tensor.shape:
-        size *= n
-    return -(-size // 64) * 64
 
 
 def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
@@ -128,12 +120,12 @@ def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
 
 
 def _dims(columns: tuple[Column, ...]) -> tuple[str, ...]:
-    """What a block must record of its sizes: one entry a named dim expression, `#name` for bytes of text and JSON."""
+    """What a block must record of its sizes: one entry a dim expression, `#name` for the bytes of what is no array."""
     names: list[str] = []
     for column in columns:
         if column.crosses:
             names += [d for d in column.shape if column.kind == "array" and d not in names]
-            names += [f"#{column.name}"] if column.kind in ("text", "json") else []
+            names += [f"#{column.name}"] if column.kind != "array" else []
     return tuple(names)
 
 
@@ -242,7 +234,3 @@ def _field(graph: Graph, node: Node, binding: Binding, hops: dict[str, Hop]) -> 
     return SeamField(
         binding.port.name, binding.producer, column.name, str(binding.port), column.facts, mean, int(bound), priced
     )  # fmt: skip
-
-
-def plan_bytes(plan: Plan) -> bytes:
-    return msgspec.json.encode(plan)

@@ -76,6 +76,7 @@ class Hop(msgspec.Struct, frozen=True):
     trigger: the hops that must have given a row their part before this one fires on it
     slots: blocks that its region of the arena holds; block_bytes: the bound of one
     queue: rows it has made that may wait unread (folds)
+    every: it fires on each every-th row only
     """
 
     name: str
@@ -100,6 +101,7 @@ class Hop(msgspec.Struct, frozen=True):
     slots: int
     block_bytes: int
     queue: int
+    every: int
     place: str
     doc: str
 

@@ -1,0 +1,219 @@
+"""A Hugging Face causal model over a fixed number of slots: the tensors of the `transformers` engine.
+
+Every decode step runs all S slots against all T columns of the cache, used or not: with shapes that never
+change, the bits of a row depend on the row alone. A prompt is prefilled by itself, at the shape [1, P].
+
+Shapes: L layers, S slots, H key/value heads, G query heads per key/value head, T columns (the context),
+D head width, P prompt tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache
+
+ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
+
+
+class Prefix(NamedTuple):
+    """What a prefilled prompt leaves: its keys and values, and the logits after its last token."""
+
+    kv_L2HPD: Tensor
+    logits_V: Tensor
+
+
+class PrefixCache:
+    """The most recently used prefixes, by (version, prompt ids); at most `capacity` of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._prefixes: OrderedDict[tuple[int, bytes], Prefix] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def get(self, version: int, prompt: bytes) -> Prefix | None:
+        prefix = self._prefixes.get((version, prompt))
+        if prefix is not None:
+            self._prefixes.move_to_end((version, prompt))
+        return prefix
+
+    def put(self, version: int, prompt: bytes, prefix: Prefix) -> None:
+        self._prefixes[version, prompt] = prefix
+        if len(self._prefixes) > self._capacity:
+            self._prefixes.popitem(last=False)
+
+    def clear(self) -> None:
+        self._prefixes.clear()
+
+
+class PromptCache(Cache):  # type: ignore[misc]
+    """Collects the keys and values of one prompt, layer by layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.kv: list[Tensor] = []
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        assert layer_idx == len(self.kv)
+        self.kv.append(torch.cat((key, value)))
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """The keys and values of all slots; a step writes one column per slot, each at a position of its own."""
+
+    def __init__(self, layers: int, slots: int, heads: int, columns: int, width: int, dtype: torch.dtype):
+        super().__init__(layers=[])
+        self.kv_L2SHTD = torch.zeros(layers, 2, slots, heads, columns, width, dtype=dtype)
+        self._layers = [(kv_2SHTD[0], kv_2SHTD[1]) for kv_2SHTD in self.kv_L2SHTD]
+        self._rows_S = torch.arange(slots)
+        self.positions_S = torch.zeros(slots, dtype=torch.int64)
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        keys_SHTD, values_SHTD = self._layers[layer_idx]
+        keys_SHTD[self._rows_S, :, self.positions_S] = key[:, :, 0]
+        values_SHTD[self._rows_S, :, self.positions_S] = value[:, :, 0]
+        return keys_SHTD, values_SHTD
+
+    def fill(self, slot: int, kv_L2HPD: Tensor) -> None:
+        """Start a slot from a prefix, zeroed beyond it: 0 times a stale NaN in a masked column is NaN."""
+        tokens = kv_L2HPD.shape[3]
+        self.kv_L2SHTD[:, :, slot, :, :tokens] = kv_L2HPD
+        self.kv_L2SHTD[:, :, slot, :, tokens:] = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # unused: masks and positions are given
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.kv_L2SHTD.shape[4], 0
+
+
+class SlotModel:
+    """Prefill prompts, fill slots, decode all slots by one token, and replace the weights in place."""
+
+    def __init__(self, model_dir: str, *, slots: int, context: int, dtype: torch.dtype) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        ).eval()
+        config = self._model.config
+        _check_attention(config, context)
+        # transformers renamed this argument in 5.24 and deprecates the old name.
+        parameters = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        query_heads: int = config.num_attention_heads
+        heads = getattr(config, "num_key_value_heads", None) or query_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // query_heads
+        multiple = ALIGNMENT // math.gcd(ALIGNMENT, width * dtype.itemsize)
+        columns = math.ceil(context / multiple) * multiple
+        self._cache = SlotCache(config.num_hidden_layers, slots, heads, columns, width, dtype)
+        self._columns_T = torch.arange(columns)
+        self._visible = torch.zeros((), dtype=dtype)
+        self._hidden = torch.full((), -math.inf, dtype=dtype)
+        self.vocabulary: int = config.vocab_size
+        eos = self._model.generation_config.eos_token_id
+        eos = config.eos_token_id if eos is None else eos
+        self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+
+    @torch.inference_mode()
+    def prefill(self, prompt: Sequence[int]) -> Prefix:
+        """Run one prompt of P tokens by itself."""
+        cache = PromptCache()
+        logits_1V = self._forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], None, cache)
+        return Prefix(torch.stack(cache.kv), logits_1V[0])
+
+    @torch.inference_mode()
+    def fill(self, slot: int, prefix: Prefix) -> None:
+        """Give a slot a prompt; whatever it held before is gone."""
+        self._cache.fill(slot, prefix.kv_L2HPD)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V]."""
+        positions_S = torch.tensor(positions)
+        mask_ST = torch.where(self._columns_T <= positions_S[:, None], self._visible, self._hidden)
+        self._cache.positions_S = positions_S
+        tokens_S1 = torch.tensor(tokens)[:, None]
+        return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], self._cache)
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_name: cache},
+        )
+        logits: Tensor = output.logits
+        return logits[:, -1]
+
+    def load_weights(self, tensors: Mapping[str, Any]) -> None:
+        """Copy every tensor into the model; see Engine.update_weights for what is refused.
+
+        The two names of a tied weight are one weight: either may be given, or both with equal values.
+        """
+        targets: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        problems = _mismatches(targets, tensors)
+        if problems:
+            more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise ValueError("no weight was changed: " + "; ".join(problems[:5]) + more)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                targets[name].copy_(tensor)
+
+
+def _mismatches(targets: Mapping[str, Tensor], tensors: Mapping[str, Any]) -> list[str]:
+    """One line per tensor that is missing, unknown, of another shape or dtype, or unlike its tied twin."""
+    problems: list[str] = []
+    first: dict[int, str] = {}  # by address of the target, which tied names share
+    for name, tensor in tensors.items():
+        target = targets.get(name)
+        if target is None:
+            problems.append(f"{name!r} is no weight of this model")
+        elif not isinstance(tensor, Tensor):
+            problems.append(f"{name!r} is a {type(tensor).__name__}, not a tensor")
+        elif (tensor.dtype, tensor.shape) != (target.dtype, target.shape):
+            have, want = (f"{x.dtype} {list(x.shape)}" for x in (tensor, target))
+            problems.append(f"{name!r} is {have}, the model's is {want}")
+        else:
+            twin = first.setdefault(target.data_ptr(), name)
+            if twin != name and not torch.equal(tensor, tensors[twin]):
+                problems.append(f"{name!r} differs from {twin!r}, to which it is tied")
+    covered = {targets[name].data_ptr() for name in tensors if name in targets}
+    for name, target in targets.items():
+        if target.data_ptr() not in covered:
+            covered.add(target.data_ptr())
+            problems.append(f"{name!r} is missing")
+    return problems
+
+
+def _check_attention(config: Any, context: int) -> None:
+    """Refuse a model that one mask over the context, or rotary frequencies that never change, don't serve."""
+    layer_types = getattr(config, "layer_types", None) or ()
+    window = getattr(config, "sliding_window", None)
+    kinds = sorted(set(layer_types) - {"full_attention"})
+    if window and not layer_types and context > window:
+        kinds = [f"a sliding window of {window}"]
+    if kinds:
+        raise ValueError(f"this engine needs full attention; {config.model_type!r} has {', '.join(kinds)}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    limit = getattr(config, "max_position_embeddings", None)
+    if rope.get("rope_type") == "longrope":  # beyond this length all rows' frequencies would change at once
+        limit = rope.get("original_max_position_embeddings", limit)
+    if limit is not None and context > limit:
+        raise ValueError(f"a context of {context} exceeds the {limit} positions of this model")

@@ -1,0 +1,299 @@
+"""The engine `transformers`: continuous batching over a Hugging Face causal model on the CPU.
+
+Life of a request:
+
+1. `generate` checks it and queues it; the loop runs as a task while there is anything to compute.
+2. When a slot is free, the oldest waiting request is admitted: its prompt is prefilled, unless a sibling's
+   prefill is still cached, and its first token is sampled from the prompt's last logits.
+3. Each step decodes all slots by one token and samples each running request's next one.
+4. After EOS, a completed stop string, max_new_tokens or an abort, the future resolves and the slot is free.
+
+Between two admissions or steps the loop yields once to the event loop; there requests, aborts and pauses
+get in. No token is being computed whenever other code runs on the event loop, so `pause` never waits.
+
+Why the decode loop is ours and not `generate_batch` of transformers: there, cached prefixes cannot be
+flushed and no token knows its weight version when weights change in place; a cancelled request delivers
+nothing of what it had; the random state is the batch's, not the request's; and requests are packed into
+shapes that vary with the load, so that the bits of a request's logits vary too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, Sampling
+from flowgraph.engines.sampling import KEY_LIMIT, sample, uniform
+from flowgraph.engines.slots import Prefix, PrefixCache, SlotModel
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class StopStrings:
+    """Watches a growing response for stop strings, decoding only its newest tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._keep = max(map(len, stops)) - 1  # characters of settled text that a stop string may begin in
+        self._tail = ""
+        self._start = self._settled = 0  # tokens [start, settled) give context to the ones after them
+
+    def completed(self, ids: list[int]) -> bool:
+        """Whether the last of `ids` completes a stop string. Call once after each token."""
+        context: str = self._tokenizer.decode(ids[self._start : self._settled], skip_special_tokens=False)
+        text: str = self._tokenizer.decode(ids[self._start :], skip_special_tokens=False)
+        window = self._tail + text[len(context) :]
+        if not text.endswith("\ufffd"):  # else the token ends inside a character: decode it again later
+            self._start, self._settled = self._settled, len(ids)
+            self._tail = window[-self._keep :] if self._keep else ""
+        return any(stop in window for stop in self._stops)
+
+
+class _Request:
+    """One `generate` call: what was asked, what it has so far, and the future that its caller awaits."""
+
+    def __init__(
+        self, rid: str, prompt: npt.NDArray[np.int32], sampling: Sampling, key: int, stops: StopStrings | None
+    ) -> None:
+        self.rid, self.prompt, self.sampling, self.key, self.stops = rid, prompt, sampling, key, stops
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.slot: int | None = None
+        self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+
+    @property
+    def position(self) -> int:
+        """Where the newest token goes in the sequence."""
+        return len(self.prompt) + len(self.ids) - 1
+
+    @property
+    def draw(self) -> float:
+        """The random number of the next token."""
+        return uniform(self.key, len(self.ids))
+
+    def generation(self, reason: FinishReason) -> Generation:
+        return Generation(
+            ids=np.array(self.ids, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.versions, np.int32),
+            finish_reason=reason,
+        )
+
+
+class TransformersEngine:
+    """Implements `flowgraph.engines.protocol.Engine`; see there for what each method promises.
+
+    model_dir: a directory with config, weights and, for stop strings, tokenizer.json.
+    slots: requests decoded at once. context: most prompt and response tokens of a request together.
+    Both are part of the arithmetic: results are equal bit for bit between engines of equal slots, context,
+    dtype and threads on one kind of machine. threads: for all of torch in this process; None leaves it.
+    Sampling defaults in the model's generation_config are ignored, its EOS ids are not.
+
+    Not thread-safe: every method belongs to the thread of the event loop. Raises ValueError for a bad
+    argument or an unsupported model, RuntimeError for a method that the engine's state doesn't allow.
+    """
+
+    def __init__(
+        self, model_dir: str, *, slots: int, context: int, dtype: str = "bfloat16", threads: int | None = None
+    ) -> None:
+        if slots < 1 or context < 2:
+            raise ValueError(f"slots must be at least 1 and context at least 2, not {slots} and {context}")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        vocabulary = Path(model_dir, "tokenizer.json")
+        self._tokenizer = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else None
+        self._model: SlotModel | None = SlotModel(
+            model_dir, slots=slots, context=context, dtype=DTYPES[dtype]
+        )
+        self._slots, self._context = slots, context
+        self._version = 0
+        self._paused = False
+        self._requests: dict[str, _Request] = {}
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request | None] = [None] * slots
+        self._prefixes = PrefixCache(capacity=slots)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(
+        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str
+    ) -> Generation:
+        """Raises ValueError also for a rid in use, an id outside the vocabulary, or a key beyond 64 bits."""
+        request = self._checked(np.asarray(prompt), sampling, key, rid)
+        self._requests[rid] = request
+        self._waiting.append(request)
+        self._wake()
+        try:
+            return await request.future
+        finally:
+            self._release(request)  # a cancelled caller's slot; else it is free already
+
+    def _checked(self, prompt: npt.NDArray[Any], sampling: Sampling, key: int, rid: str) -> _Request:
+        model = self._open()
+        if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
+            raise ValueError(f"{rid}: a prompt is a non-empty row of ids, not {prompt.dtype} {prompt.shape}")
+        if prompt.min() < 0 or prompt.max() >= model.vocabulary:
+            raise ValueError(f"{rid}: the prompt holds ids outside the vocabulary of {model.vocabulary}")
+        if len(prompt) + sampling.max_new_tokens > self._context:
+            raise ValueError(
+                f"{rid}: {len(prompt)} prompt tokens and {sampling.max_new_tokens} new ones exceed "
+                f"the context of {self._context}"
+            )
+        if not 0 <= key < KEY_LIMIT:
+            raise ValueError(f"{rid}: a key has 64 bits and no sign, unlike {key}")
+        if rid in self._requests:
+            raise ValueError(f"{rid}: a request of this name is under way")
+        stops = None
+        if sampling.stop:
+            if self._tokenizer is None:
+                raise ValueError(f"{rid}: stop strings need a tokenizer.json beside the model")
+            stops = StopStrings(self._tokenizer, sampling.stop)
+        return _Request(rid, prompt.astype(np.int32), sampling, key, stops)
+
+    def abort(self, rid: str) -> bool:
+        request = self._requests.get(rid)
+        if request is None:
+            return False
+        self._finish(request, "abort")
+        return True
+
+    async def pause(self) -> None:
+        self._paused = True
+
+    async def resume(self) -> None:
+        self._paused = False
+        self._wake()
+
+    def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
+        """Copy every tensor into the paused engine's model. Requests under way go on with the keys and values
+        that they have; the version of each token tells. RuntimeError unless paused.
+        """
+        model = self._open()
+        if not self._paused:
+            raise RuntimeError("weights may change only while the engine is paused")
+        if not 0 <= version < 1 << 31:
+            raise ValueError(f"a version is a 32-bit count, unlike {version}")
+        model.load_weights(tensors)
+        self._prefixes.clear()
+        self._version = version
+
+    def load(self) -> EngineLoad:
+        running = self._slots - self._running.count(None)
+        return EngineLoad(running=running, waiting=len(self._waiting), slots=self._slots)
+
+    def close(self) -> None:
+        for request in list(self._requests.values()):
+            self._finish(request, "abort")
+        self._prefixes.clear()
+        self._model = None
+
+    def _open(self) -> SlotModel:
+        if self._model is None:
+            raise RuntimeError("the engine is closed")
+        return self._model
+
+    def _wake(self) -> None:
+        """Run the loop unless it runs already; it ends by itself when there is nothing to compute."""
+        if not self._has_work():
+            return
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._task = loop.create_task(self._run(), name="transformers engine")
+
+    def _has_work(self) -> bool:
+        return not self._paused and bool(self._requests)
+
+    async def _run(self) -> None:
+        try:
+            while self._has_work():
+                if self._waiting and None in self._running:
+                    self._admit()
+                else:
+                    self._decode()
+                await asyncio.sleep(0)
+        except Exception as error:
+            for request in list(self._requests.values()):
+                self._release(request)
+                if not request.future.done():
+                    request.future.set_exception(error)
+        except BaseException:  # the event loop is ending: nobody would resolve these futures any more
+            for request in list(self._requests.values()):
+                self._release(request)
+                request.future.cancel()
+            raise
+
+    def _admit(self) -> None:
+        """Prefill the oldest waiting request, sample its first token, and give it the lowest free slot."""
+        request = self._waiting.popleft()
+        prefix = self._prefix(request.prompt)
+        tokens, logprobs = sample(prefix.logits_V[None], [request.sampling.temperature], [request.draw])
+        self._append(request, tokens[0], logprobs[0])
+        if not request.future.done():
+            request.slot = self._running.index(None)
+            self._running[request.slot] = request
+            self._open().fill(request.slot, prefix)
+
+    def _prefix(self, prompt: npt.NDArray[np.int32]) -> Prefix:
+        name = prompt.tobytes()
+        prefix = self._prefixes.get(self._version, name)
+        if prefix is None:
+            prefix = self._open().prefill(prompt.tolist())
+            self._prefixes.put(self._version, name, prefix)
+        return prefix
+
+    def _decode(self) -> None:
+        """One token for every running request. Free slots are computed too: the shapes never change."""
+        tokens, positions = [0] * self._slots, [0] * self._slots
+        temperatures, draws = [1.0] * self._slots, [0.0] * self._slots
+        running = [(slot, request) for slot, request in enumerate(self._running) if request is not None]
+        for slot, request in running:
+            tokens[slot], positions[slot] = request.ids[-1], request.position
+            temperatures[slot], draws[slot] = request.sampling.temperature, request.draw
+        logits_SV = self._open().decode(tokens, positions)
+        sampled, logprobs = sample(logits_SV, temperatures, draws)
+        for slot, request in running:
+            self._append(request, sampled[slot], logprobs[slot])
+
+    def _append(self, request: _Request, token: int, logprob: float) -> None:
+        """Give a request its next token; finish it if that is its last one."""
+        if not math.isfinite(logprob):
+            raise FloatingPointError(f"{request.rid}: the logits of version {self._version} are not finite")
+        request.ids.append(token)
+        request.logprobs.append(logprob)
+        request.versions.append(self._version)
+        completed = request.stops is not None and request.stops.completed(request.ids)
+        if token in self._open().eos_ids or completed:
+            self._finish(request, "stop")
+        elif len(request.ids) == request.sampling.max_new_tokens:
+            self._finish(request, "length")
+
+    def _finish(self, request: _Request, reason: FinishReason) -> None:
+        self._release(request)
+        if not request.future.done():
+            request.future.set_result(request.generation(reason))
+
+    def _release(self, request: _Request) -> None:
+        """Forget a request: its name, its place in the queue, its slot. Harmless when repeated."""
+        if self._requests.get(request.rid) is not request:
+            return
+        del self._requests[request.rid]
+        if request.slot is not None:
+            self._running[request.slot] = None
+        elif request in self._waiting:
+            self._waiting.remove(request)

@@ -1,0 +1,247 @@
+"""Rows of tokens → micro-batches under a token cap. Pure numpy: nothing here knows a model.
+
+Two ways to lay rows out, with the same loss and gradient:
+
+- `padded`: rows of similar length side by side, padded on the right.
+- `tree`: every distinct prefix once. Rows are sorted, so that a row follows the one it shares most with; only
+  its tokens past that shared prefix (its *fresh* tokens) are laid down, and they attend to its whole path from
+  the root. Samples of one prompt share the prompt, forked leaves share their trunk, and samples that begin
+  alike share their beginning.
+
+In both, a row enters the model only up to the token before its last masked one: what stands behind is neither
+trained nor seen by anything that is.
+
+Shapes: T packed positions of one forward pass; N masked tokens; U distinct positions that predict them
+(U ≤ N: the first tokens of all samples of a prompt are predicted by one position); R runs of a bucket; Q queries
+and K keys of a run, padded to the longest of the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .protocol import Rows
+
+Ints = npt.NDArray[np.int64]
+Packing = Literal["padded", "tree"]
+
+# Long runs are cut into this many queries: a causal run then reads little more than half of its square of
+# scores, and the scores of one bucket stay small.
+_QUERIES = 128
+# What opening one more bucket costs, in units of one score per head (a score costs about 2 ns for all passes).
+_BUCKET_COST = 16_384
+
+
+class Bucket(NamedTuple):
+    """Runs of queries, each with the keys on its path from the root; -1 pads both.
+
+    query_RQ: positions in T; key_RK: positions in T, key j of a run has depth j
+    """
+
+    query_RQ: Ints
+    key_RK: Ints
+
+
+class Micro(NamedTuple):
+    """One forward pass.
+
+    token_T, depth_T: the tokens laid down, and how many tokens stand before each in its row
+    lines: how many right-padded lines of equal length T is made of (1 for a tree)
+    buckets: the attention of a tree; empty when padded, where ordinary causal attention is right
+    predictor_U: positions in T whose logits are needed
+    which_N, target_N: masked token n is token target_N[n], predicted at predictor_U[which_N[n]]; which_N ascends
+    source_N: where masked token n stands in `Rows.tokens`
+    """
+
+    token_T: Ints
+    depth_T: Ints
+    lines: int
+    buckets: tuple[Bucket, ...]
+    predictor_U: Ints
+    which_N: Ints
+    target_N: Ints
+    source_N: Ints
+
+
+class _Row(NamedTuple):
+    """A row with something to train on: its first position in `Rows.tokens`, its input, its masked positions."""
+
+    start: int
+    inputs: npt.NDArray[np.int32]
+    masked: Ints  # counted from the row's first token; all ≥ 1
+
+
+def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
+    """Raise ValueError, naming the row or field, for anything that cannot be trained on (see `Learner.step`)."""
+    offsets, total = rows.offsets, len(rows.tokens)
+    if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != total:
+        raise ValueError(f"offsets must run from 0 to the number of tokens, {total}")
+    for row in np.flatnonzero(np.diff(offsets) < 0):
+        raise ValueError(f"row {row}: its offsets {offsets[row]}, {offsets[row + 1]} are out of order")
+    if rows.mask.shape != (total,) or rows.mask.dtype != np.bool_:
+        raise ValueError(f"mask must be bool[{total}], not {rows.mask.dtype}{list(rows.mask.shape)}")
+    _check_tokens(rows, vocabulary, context)
+    for name, values in rows.fields.items():
+        if values.shape[:1] != (total,):
+            raise ValueError(f"field {name!r} must have one value per token ({total}), not shape {values.shape}")
+        if np.issubdtype(values.dtype, np.floating):
+            finite = np.isfinite(values.reshape(total, -1)).all(axis=1) | ~rows.mask
+            for token in np.flatnonzero(~finite):
+                raise ValueError(f"row {_row_of(rows, token)}: field {name!r} is {values[token]} at token {token}")
+
+
+def _check_tokens(rows: Rows, vocabulary: int, context: int) -> None:
+    for token in np.flatnonzero((rows.tokens < 0) | (rows.tokens >= vocabulary)):
+        raise ValueError(
+            f"row {_row_of(rows, token)}: token id {rows.tokens[token]} is outside the vocabulary of {vocabulary}"
+        )
+    for row, length in enumerate(np.diff(rows.offsets)):
+        if length > context:
+            raise ValueError(f"row {row}: {length} tokens exceed the model's context of {context}")
+        if length and rows.mask[rows.offsets[row]]:
+            raise ValueError(f"row {row}: no prompt token stands before its first masked token")
+
+
+def _row_of(rows: Rows, token: int) -> int:
+    return int(np.searchsorted(rows.offsets, token, side="right")) - 1
+
+
+def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
+    """Micro-batches of at most `max_tokens` positions (padding counts), in an order that depends on content only.
+
+    A longer row stands alone. Rows without a masked token are left out. Expects rows that `check_rows` passes.
+    """
+    live = list(_live(rows))
+    if how == "tree":
+        return [_tree(part, rows) for part in _split_sorted(live, max_tokens)]
+    return [_padded(part, rows) for part in _split_padded(live, max_tokens)]
+
+
+def _live(rows: Rows) -> Iterator[_Row]:
+    bounds = rows.offsets.tolist()
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        masked = np.flatnonzero(rows.mask[start:stop])
+        if len(masked):
+            yield _Row(start, rows.tokens[start : start + masked[-1]], masked)
+
+
+def _sort_key(row: _Row) -> bytes:
+    return row.inputs.astype(">i4").tobytes()
+
+
+def _shared(before: _Row, row: _Row) -> int:
+    """How many first tokens the two rows have in common."""
+    n = min(len(before.inputs), len(row.inputs))
+    differs = np.flatnonzero(before.inputs[:n] != row.inputs[:n])
+    return int(differs[0]) if len(differs) else n
+
+
+def _split_sorted(live: list[_Row], max_tokens: int) -> Iterator[list[tuple[_Row, int]]]:
+    """Parts of (row, tokens shared with the row before it), the rows in lexicographic order."""
+    part: list[tuple[_Row, int]] = []
+    used = 0
+    for row in sorted(live, key=_sort_key):
+        shared = _shared(part[-1][0], row) if part else 0
+        if part and used + len(row.inputs) - shared > max_tokens:
+            yield part
+            part, used, shared = [], 0, 0
+        part.append((row, shared))
+        used += len(row.inputs) - shared
+    if part:
+        yield part
+
+
+def _split_padded(live: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
+    """Parts of rows of similar length: the cost of a part is its number of rows times its longest row."""
+    part: list[_Row] = []
+    for row in sorted(live, key=lambda row: (len(row.inputs), _sort_key(row))):
+        if part and (len(part) + 1) * len(row.inputs) > max_tokens:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def _tree(part: list[tuple[_Row, int]], rows: Rows) -> Micro:
+    paths: list[Ints] = []
+    runs: list[tuple[Ints, Ints]] = []
+    fresh, path, laid = [], np.empty(0, np.int64), 0
+    for row, shared in part:
+        new = len(row.inputs) - shared
+        path = np.concatenate([path[:shared], np.arange(laid, laid + new)])
+        paths.append(path)
+        fresh.append(row.inputs[shared:])
+        laid += new
+        for first in range(shared, len(path), _QUERIES):
+            last = min(first + _QUERIES, len(path))
+            runs.append((path[first:last], path[:last]))
+    depth_T = np.empty(laid, np.int64)
+    for queries, keys in runs:
+        depth_T[queries] = np.arange(len(keys) - len(queries), len(keys))
+    token_T = np.concatenate(fresh).astype(np.int64)
+    chosen = [row for row, _ in part]
+    return Micro(token_T, depth_T, 1, tuple(_buckets(runs)), *_targets(chosen, paths, rows))
+
+
+def _padded(part: list[_Row], rows: Rows) -> Micro:
+    longest = max(len(row.inputs) for row in part)
+    token_BL = np.zeros((len(part), longest), np.int64)
+    for line, row in enumerate(part):
+        token_BL[line, : len(row.inputs)] = row.inputs
+    depth_T = np.tile(np.arange(longest), len(part))
+    paths = [line * longest + np.arange(len(row.inputs)) for line, row in enumerate(part)]
+    return Micro(token_BL.ravel(), depth_T, len(part), (), *_targets(part, paths, rows))
+
+
+def _targets(part: Sequence[_Row], paths: Sequence[Ints], rows: Rows) -> tuple[Ints, Ints, Ints, Ints]:
+    """predictor_U, which_N, target_N, source_N. Token i is predicted at i-1: the only place that shifts."""
+    position_N = np.concatenate([path[row.masked - 1] for row, path in zip(part, paths, strict=True)])
+    source_N = np.concatenate([row.start + row.masked for row in part])
+    order = np.argsort(position_N, kind="stable")
+    predictor_U, which_N = np.unique(position_N[order], return_inverse=True)
+    source_N = source_N[order]
+    return predictor_U, which_N.astype(np.int64), rows.tokens[source_N].astype(np.int64), source_N
+
+
+def _buckets(runs: Sequence[tuple[Ints, Ints]]) -> Iterator[Bucket]:
+    """Batch runs of similar shape, so that padding costs less than the bucket it saves."""
+    held: list[tuple[Ints, Ints]] = []
+    area = queries = keys = 0
+    for run in sorted(runs, key=lambda run: (len(run[0]), len(run[1]))):
+        if not len(run[0]):
+            continue
+        q, k = max(queries, len(run[0])), max(keys, len(run[1]))
+        apart = area + len(run[0]) * len(run[1])
+        if held and (len(held) + 1) * q * k > apart + _BUCKET_COST:
+            yield _bucket(held)
+            held, area, q, k = [], 0, len(run[0]), len(run[1])
+        held.append(run)
+        area, queries, keys = len(held) * q * k, q, k
+    if held:
+        yield _bucket(held)
+
+
+def _bucket(runs: list[tuple[Ints, Ints]]) -> Bucket:
+    return Bucket(_stack([queries for queries, _ in runs]), _stack([keys for _, keys in runs]))
+
+
+def _stack(ragged: list[Ints]) -> Ints:
+    out = np.full((len(ragged), max(map(len, ragged))), -1, np.int64)
+    for line, values in zip(out, ragged, strict=True):
+        line[: len(values)] = values
+    return out
+
+
+def positions(micros: Sequence[Micro]) -> int:
+    """How many positions, padding included, the model computes for these micro-batches."""
+    return sum(len(micro.token_T) for micro in micros)
+
+
+def select(micro: Micro, fields: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The fields of the micro-batch's masked tokens, in the order of its targets."""
+    return {name: values[micro.source_N] for name, values in fields.items()}

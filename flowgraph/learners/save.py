@@ -1,0 +1,65 @@
+"""Writing a Hugging Face model directory that is either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# What a tokenizer may consist of, beside its weights-free neighbours that save_pretrained does not write.
+_COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+
+
+def save_model(model: Any, model_dir: str, directory: str) -> None:
+    """Write `model` and the tokenizer files of `model_dir` beside `directory`, then rename onto it.
+
+    An existing directory of that name is moved aside first and removed last: a crash between the two renames
+    leaves the old one as `.<name>.old-<pid>`. Raises OSError; a half-written sibling is removed.
+    """
+    target = Path(os.path.abspath(directory))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (target.parent / f".{target.name}.{kind}-{os.getpid()}" for kind in ("new", "old"))
+    try:
+        with no_progress_bar():
+            model.save_pretrained(fresh)
+        _copy_tokenizer(Path(model_dir), fresh)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+@contextlib.contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing progress bars into a worker's log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

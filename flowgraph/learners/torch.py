@@ -1,0 +1,233 @@
+"""The learner on torch: a Hugging Face causal model, packed rows, one AdamW step per batch.
+
+A step: check → pack → per micro-batch (backbone → head, loss and dlogits → backbone backward → add gradients in
+float32) → clip once → AdamW on float32 masters. The loss is summed over tokens and divided by the *global* number
+of masked tokens, so loss and gradient are the same for any split.
+
+Shapes: B lines of L positions in one forward pass (B = 1 for a tree), T = B·L; U predicting positions; N masked
+tokens; D hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from . import attention
+from .head import Head, Targets
+from .optim import MasterAdamW
+from .pack import Micro, Packing, check_rows, positions, select
+from .pack import pack as pack_rows
+from .protocol import Rows, TokenLoss
+from .save import no_progress_bar, save_model
+
+log = logging.getLogger(__name__)
+
+
+class TorchLearner:
+    """A `Learner` (see protocol.py) for one process.
+
+    model_dir: a Hugging Face model directory
+    lr, betas, eps, weight_decay, clip, warmup: see `MasterAdamW`
+    dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
+    pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
+    temperature: logits are divided by it, as they were when sampled
+    threads: of torch in this process; None leaves torch's own choice
+
+    Deterministic: the same inputs give the same bits for the same number of threads.
+    Raises NotImplementedError for a model whose attention or head is not what the packing assumes.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        *,
+        lr: float,
+        dtype: str = "bfloat16",
+        pack: Packing = "tree",
+        max_tokens: int = 4096,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip: float = 1.0,
+        warmup: int = 0,
+        temperature: float = 1.0,
+        threads: int | None = None,
+    ) -> None:
+        _check_config(model_dir, dtype, pack, max_tokens, lr, clip, warmup, temperature)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
+        self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._backbone = self._model.base_model
+        self._head = Head(self._model.get_output_embeddings(), temperature)
+        config = self._model.config.get_text_config()
+        self._vocabulary = int(config.vocab_size)
+        self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+        _probe(self._model, self._forward, self._head, pack)
+        self._optimizer = MasterAdamW(
+            self._model.parameters(),
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            clip=clip,
+            warmup=warmup,
+        )
+
+    def step(self, rows: Rows, loss: TokenLoss) -> dict[str, float]:
+        """See `Learner.step`. Metrics besides: rows counts those with a masked token; positions what the model computed.
+
+        The loss is called once per block of tokens; entropy comes without a graph. Raises FloatingPointError for
+        a loss or gradient norm that is not finite; parameters and optimiser are untouched then.
+        """
+        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
+        micros = pack_rows(rows, self._pack, self._max_tokens)
+        tokens = int(rows.mask.sum())
+        metrics = {"tokens": float(tokens), "rows": float(_trained_rows(rows)), "positions": float(positions(micros))}
+        if not micros:
+            log.warning("no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1)
+            return {**metrics, "loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "entropy": 0.0, "skipped": 1.0}
+        sums: dict[str, float] = {}
+        try:
+            for micro in micros:
+                for name, value in self._backward(micro, rows, loss, tokens).items():
+                    sums[name] = sums.get(name, 0.0) + value
+                if len(micros) > 1:
+                    self._optimizer.accumulate()
+        except BaseException:
+            self._optimizer.drop()
+            raise
+        norm, lr = self._optimizer.step()
+        return {**sums, **metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
+
+    def _backward(self, micro: Micro, rows: Rows, loss: TokenLoss, total: int) -> dict[str, float]:
+        """Add the gradient of one micro-batch to the parameters'; its share of loss, entropy and the loss's metrics."""
+        fields = {name: _tensor(values) for name, values in select(micro, dict(rows.fields)).items()}
+        hidden_UD = self._forward(micro)
+        result = self._head.backward(hidden_UD.detach(), _targets(micro), fields, loss, total)
+        hidden_UD.backward(result.dhidden_UD)
+        return {**result.metrics, "loss": result.loss, "entropy": result.entropy}
+
+    def _forward(self, micro: Micro) -> Tensor:
+        """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
+        out = self._backbone(**_inputs(micro, self._model.dtype))
+        hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
+        return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
+
+    @torch.no_grad()
+    def logprobs(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """See `Learner.logprobs`; at the learner's temperature."""
+        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
+        out = np.zeros(len(rows.tokens), np.float32)
+        for micro in pack_rows(rows, self._pack, self._max_tokens):
+            out[micro.source_N] = self._head.logprobs(self._forward(micro), _targets(micro)).numpy()
+        return out
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `Learner.weights`."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def save(self, directory: str) -> None:
+        """See `Learner.save`; an existing directory of that name is replaced."""
+        save_model(self._model, self._model_dir, directory)
+
+    def close(self) -> None:
+        """Free the model and the optimiser. Harmless when repeated."""
+        for name in ("_model", "_backbone", "_head", "_optimizer"):
+            self.__dict__.pop(name, None)
+
+
+def _check_config(
+    model_dir: str, dtype: str, how: str, max_tokens: int, lr: float, clip: float, warmup: int, temperature: float
+) -> None:
+    if not os.path.isdir(model_dir):
+        raise FileNotFoundError(f"no model directory at {model_dir!r}")
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype must be bfloat16 or float32, not {dtype!r}")
+    if how not in ("padded", "tree"):
+        raise ValueError(f"pack must be padded or tree, not {how!r}")
+    for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, not {value}")
+    for name, value in (("lr", lr), ("warmup", warmup)):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be finite and not negative, not {value}")
+
+
+def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    implementation = attention.register() if how == "tree" else "sdpa"
+    with no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation)
+    # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
+    return model.eval()
+
+
+def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:
+    """Refuse a model that the packing does not fit, on two short rows that share a prompt.
+
+    The second row's logits are computed by our backbone and head beside one first row, and by the model's own
+    forward pass beside another first row. They differ if logits are more than hidden · headᵀ (caps, scales), or if
+    rows leak into each other (recurrence, positions that the model counts itself).
+    """
+    prompt, length = 6, 12
+    config = model.config.get_text_config()
+    row_2L = np.arange(2 * length, dtype=np.int32).reshape(2, -1) % min(97, config.vocab_size - 1)
+    row_2L[1, :prompt] = row_2L[0, :prompt]
+    other_2L = row_2L.copy()
+    other_2L[0, prompt:] = row_2L[0, prompt:][::-1]
+    mask_2L = np.broadcast_to(np.arange(length) >= prompt, row_2L.shape)
+    offsets = np.array([0, length, 2 * length])
+    logits = []
+    with torch.no_grad():
+        for tokens_2L, whole in ((row_2L, False), (other_2L, True)):
+            rows = Rows(tokens_2L.ravel(), offsets, mask_2L.ravel(), {})
+            (micro,) = pack_rows(rows, how, max_tokens=2 * length)
+            if whole:
+                out_TV = model(**_inputs(micro, model.dtype)).logits.flatten(0, 1)
+                logits_UV = out_TV[torch.from_numpy(micro.predictor_U)]
+            else:
+                logits_UV = head.logits(forward(micro))
+            second = np.sort(micro.source_N.argsort()[length - prompt :])
+            logits.append(logits_UV[micro.which_N[second]].float())
+    error = float(torch.linalg.vector_norm(logits[0] - logits[1]) / torch.linalg.vector_norm(logits[1]))
+    print("probe error", error)
+    if not error < (1e-4 if model.dtype == torch.float32 else 2e-2):
+        raise NotImplementedError(
+            f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its own"
+            " (recurrent layers, or a head that is more than one matrix)"
+        )
+
+
+def _inputs(micro: Micro, dtype: torch.dtype) -> dict[str, Any]:
+    """Keyword arguments of a model's forward pass."""
+    inputs: dict[str, Any] = {
+        "input_ids": torch.from_numpy(micro.token_T).view(micro.lines, -1),
+        "position_ids": torch.from_numpy(micro.depth_T).view(micro.lines, -1),
+        "use_cache": False,
+    }
+    # Padding stands on the right, where causal attention never looks: padded lines need no mask.
+    return inputs | {"tree": attention.TreePlan(micro, dtype)} if micro.buckets else inputs
+
+
+def _targets(micro: Micro) -> Targets:
+    return Targets(torch.from_numpy(micro.which_N), torch.from_numpy(micro.target_N))
+
+
+def _tensor(values: npt.NDArray[Any]) -> Tensor:
+    """A field as the loss sees it: float32 unless it is of integers or booleans."""
+    return torch.from_numpy(values.astype(np.float32) if np.issubdtype(values.dtype, np.floating) else values)
+
+
+def _trained_rows(rows: Rows) -> int:
+    counts = np.concatenate([[0], np.cumsum(rows.mask)])[rows.offsets]
+    return int(np.count_nonzero(np.diff(counts)))

@@ -1,0 +1,86 @@
+"""Shared memory: one `memfd` an owner, without a name, so nothing is left to unlink however a run ends.
+
+The driver holds the descriptors and is the only allocator. Each hop has a region of equal slots, sized by the
+compiler from the bound of its block, so that nothing fragments and a slot's index is its whole state.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+
+from flowgraph.errors import RunError
+from flowgraph.plan.plan import Plan
+
+
+class Arena:
+    """A mapping of one owner's arena. `view` covers it all; a size of 0 maps one page."""
+
+    def __init__(self, fd: int) -> None:
+        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+        self.view = memoryview(self.map)
+
+
+def create(plan: Plan) -> dict[str, int]:
+    """One memfd an owner → its descriptor. Raises RunError when the machine can't hold them, with both sizes."""
+    total = sum(o.arena_bytes for o in plan.owners.values())
+    available = _available()
+    if total > available:
+        raise RunError(
+            f"the arenas take {total / 1e6:,.0f} MB, and {available / 1e6:,.0f} MB of memory are available",
+            "lower dims.response.max, dims.group or max_lag",
+        )
+    fds = {}
+    for name, owner in plan.owners.items():
+        fd = os.memfd_create(f"flowgraph-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, max(owner.arena_bytes, mmap.PAGESIZE))
+        fds[name] = fd
+    return fds
+
+
+def _available() -> int:
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            text = limit.read().strip()
+            return free if text == "max" else min(free, int(text) - int(used.read()))
+    except OSError:
+        return free
+
+
+class Slots:
+    """The driver's ledger of one hop's region: which slots are free. Lowest offset first, so runs repeat."""
+
+    def __init__(self, base: int, size: int, count: int) -> None:
+        self.size = size
+        self.free = [base + i * size for i in reversed(range(count))]
+        self.capacity = count
+
+    @property
+    def live(self) -> int:
+        return self.capacity - len(self.free)
+
+    def can_allocate(self) -> bool:
+        return bool(self.free)
+
+    def allocate(self) -> int:
+        return self.free.pop()
+
+    def release(self, offset: int) -> None:
+        self.free.append(offset)
+
+
+def regions(plan: Plan) -> dict[str, Slots]:
+    """Every hop's region in its owner's arena, in plan order."""
+    base: dict[str, int] = dict.fromkeys(plan.owners, 0)
+    out = {}
+    for name, hop in plan.hops.items():
+        out[name] = Slots(base[hop.owner], hop.block_bytes, hop.slots)
+        base[hop.owner] += hop.block_bytes * hop.slots
+    return out
+
+
+def map_all(fds: Mapping[str, int]) -> dict[str, Arena]:
+    return {name: Arena(fd) for name, fd in fds.items()}

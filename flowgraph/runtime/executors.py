@@ -1,0 +1,242 @@
+"""Where workers live: in this process (`inproc`, deterministic, for debugging) or one process an owner (`processes`).
+
+Both speak the same messages with the same Worker, so a graph gives equal outputs on each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from flowgraph.errors import DeadlineError, WorkerDied
+from flowgraph.plan.plan import Plan, to_json
+from flowgraph.runtime.arena import map_all
+from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
+from flowgraph.runtime.worker import Worker
+
+
+class Executor(Protocol):
+    """Workers of every owner but the driver. control_bytes: message bytes that the driver sent and received."""
+
+    control_bytes: int
+
+    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None: ...
+
+    def send(self, owner: str, message: ToWorker) -> None: ...
+
+    def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
+        """The messages that have come, at least one. Raises DeadlineError after `seconds`, WorkerDied by name."""
+        ...
+
+    def stop(self, grace: float) -> None:
+        """End every worker: asked first, killed after `grace` seconds (0: at once). Harmless when repeated."""
+        ...
+
+
+def worker_owners(plan: Plan) -> list[str]:
+    return [name for name in plan.owners if name != "driver"]
+
+
+class InProcess:
+    """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
+
+    def __init__(self) -> None:
+        self.control_bytes = 0
+        self.loop = asyncio.new_event_loop()
+        self.workers: dict[str, Worker] = {}
+        self.replies: deque[tuple[str, FromWorker]] = deque()
+        self.arrived = asyncio.Event()
+
+    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+        arenas = map_all(fds)
+        for owner in worker_owners(plan):
+            self.workers[owner] = Worker(plan, owner, models, arenas, lambda m, o=owner: self._reply(o, m))  # type: ignore[misc]
+
+        async def start_all() -> None:
+            for worker in self.workers.values():
+                worker.start()
+
+        self.loop.run_until_complete(start_all())
+
+    def _reply(self, owner: str, message: FromWorker) -> None:
+        self.control_bytes += len(encode(message))
+        self.replies.append((owner, message))
+        self.arrived.set()
+
+    def send(self, owner: str, message: ToWorker) -> None:
+        self.control_bytes += len(encode(message))
+        self.loop.call_soon(self.workers[owner].handle, message)
+
+    def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
+        async def until_reply() -> None:
+            async with asyncio.timeout(seconds):
+                await self.arrived.wait()
+
+        try:
+            if not self.replies:
+                self.loop.run_until_complete(until_reply())
+        except TimeoutError:
+            raise DeadlineError(f"nothing came in {seconds:.0f} s", "raise run.deadline, or look at the hop in flight") from None
+        self.arrived.clear()
+        out = list(self.replies)
+        self.replies.clear()
+        return out
+
+    def stop(self, grace: float) -> None:
+        if self.loop.is_closed():
+            return
+        for worker in self.workers.values():
+            self.loop.run_until_complete(worker.close())
+        self.workers.clear()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+class _Link:
+    """One worker process: its socket, what waits to be sent, and what has come so far."""
+
+    def __init__(self, owner: str, process: subprocess.Popen[bytes], sock: socket.socket, log: Path) -> None:
+        self.owner, self.process, self.sock, self.log = owner, process, sock, log
+        self.outbox = bytearray()
+        self.inbox = bytearray()
+        sock.setblocking(False)
+
+    def flush(self) -> None:
+        """Send what the socket takes now."""
+        while self.outbox:
+            try:
+                sent = self.sock.send(self.outbox)
+            except BlockingIOError:
+                return
+            del self.outbox[:sent]
+
+    def receive(self) -> tuple[list[bytes], bool]:
+        """Whole messages that have come, and whether the other end is still open."""
+        is_open = True
+        while True:
+            try:
+                data = self.sock.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            if not data:
+                is_open = False
+                break
+            self.inbox += data
+        frames = []
+        while len(self.inbox) >= 4:
+            size = int.from_bytes(self.inbox[:4], "little")
+            if len(self.inbox) < 4 + size:
+                break
+            frames.append(bytes(self.inbox[4 : 4 + size]))
+            del self.inbox[: 4 + size]
+        return frames, is_open
+
+    def last_words(self) -> str:
+        """The end of the worker's log, for an error message."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        except OSError:
+            return ""
+        return "".join(f"\n    {line}" for line in lines)
+
+
+class Processes:
+    """One process an owner, started fresh (no fork), that dies with the driver. Nothing blocks: sends are queued."""
+
+    def __init__(self, logs: Path) -> None:
+        self.control_bytes = 0
+        self.logs = logs
+        self.links: dict[str, _Link] = {}
+        self.selector = selectors.DefaultSelector()
+
+    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+        """Begin starting every worker; each says Started in its time."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        for owner in worker_owners(plan):
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "flowgraph.runtime.worker", str(theirs.fileno()), str(os.getpid())]
+            path = self.logs / f"{owner}.log"
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            with theirs, path.open("wb") as log:
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno(), *fds.values()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=environment,
+                )  # fmt: skip
+            link = _Link(owner, process, ours, path)
+            self.links[owner] = link
+            self.selector.register(ours, selectors.EVENT_READ, link)
+            self.send(owner, Setup(to_json(plan), owner, dict(models), dict(fds)))
+
+    def send(self, owner: str, message: ToWorker) -> None:
+        data = encode(message)
+        self.control_bytes += len(data)
+        link = self.links[owner]
+        link.outbox += len(data).to_bytes(4, "little") + data
+        self._flush(link)
+
+    def _flush(self, link: _Link) -> None:
+        try:
+            link.flush()
+        except ConnectionError:
+            return  # `wait` finds the end of the stream and raises by name
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outbox else 0)
+        self.selector.modify(link.sock, events, link)
+
+    def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
+        deadline = time.monotonic() + seconds
+        out: list[tuple[str, FromWorker]] = []
+        while not out:
+            ready = self.selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise DeadlineError(f"no worker answered in {seconds:.0f} s", f"look at {self.logs}, or raise run.deadline")
+            for key, mask in ready:
+                link = key.data
+                if mask & selectors.EVENT_WRITE:
+                    self._flush(link)
+                if mask & selectors.EVENT_READ:
+                    frames, is_open = link.receive()
+                    self.control_bytes += sum(map(len, frames))
+                    out += [(link.owner, decode_from_worker(f)) for f in frames]
+                    if not is_open and not frames:
+                        self._died(link)
+        return out
+
+    def _died(self, link: _Link) -> None:
+        try:
+            code = link.process.wait(2)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        raise WorkerDied(f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}", f"see {link.log}")
+
+    def stop(self, grace: float) -> None:
+        links, self.links = self.links, {}
+        if grace > 0:
+            for link in links.values():
+                data = encode(Stop())
+                link.outbox += len(data).to_bytes(4, "little") + data
+                self._flush(link)
+        until = time.monotonic() + grace
+        for link in links.values():
+            try:
+                link.process.wait(max(0.0, until - time.monotonic()) if grace > 0 else 0)
+            except subprocess.TimeoutExpired:
+                link.process.kill()
+                link.process.wait()
+            self.selector.unregister(link.sock)
+            link.sock.close()
+        self.selector.close()
+
+
+__all__ = ["Executor", "InProcess", "Processes", "worker_owners"]

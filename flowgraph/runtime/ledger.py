@@ -1,0 +1,65 @@
+"""Where every trajectory is: dispatched = in flight + ready + consumed + dropped(reason), at every moment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flowgraph.errors import LedgerError
+
+Place = Literal["in flight", "ready", "consumed", "dropped"]
+MOVES: dict[Place, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
+
+
+class Counts(msgspec.Struct):
+    """Trajectories by place, and why the dropped ones were."""
+
+    dispatched: int = 0
+    in_flight: int = 0
+    ready: int = 0
+    consumed: int = 0
+    dropped: dict[str, int] = {}
+
+
+class Ledger:
+    """Every trajectory's place. Each move is checked; `counts` is derived, so it can't drift."""
+
+    def __init__(self) -> None:
+        self.place: dict[int, Place] = {}
+        self.counts = Counts()
+
+    def register(self, key: int) -> None:
+        if key in self.place:
+            raise LedgerError(f"trajectory {key} was dispatched twice", "give each emitted row a sample of its own")
+        self.place[key] = "in flight"
+        self.counts.dispatched += 1
+        self.counts.in_flight += 1
+
+    def move(self, key: int, to: Place, reason: str = "") -> None:
+        """Raises LedgerError for a trajectory that is unknown, or not where it would have to be."""
+        at = self.place.get(key)
+        if at is None or to not in MOVES.get(at, ()):
+            raise LedgerError(f"trajectory {key} can't become {to}: it is {at or 'unknown'}", "report which hop moved it twice")
+        self.place[key] = to
+        self._add(at, -1)
+        if to == "dropped":
+            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
+        else:
+            self._add(to, 1)
+
+    def _add(self, place: Place, n: int) -> None:
+        name = place.replace(" ", "_")
+        setattr(self.counts, name, getattr(self.counts, name) + n)
+
+    def check(self) -> None:
+        """Recount from the places. Raises LedgerError when the sum does not hold."""
+        c = self.counts
+        places = list(self.place.values())
+        total = c.in_flight + c.ready + c.consumed + sum(c.dropped.values())
+        if c.dispatched != total or places.count("in flight") != c.in_flight or places.count("consumed") != c.consumed:
+            raise LedgerError(
+                f"dispatched {c.dispatched} is not in flight {c.in_flight} + ready {c.ready} + consumed {c.consumed} "
+                f"+ dropped {sum(c.dropped.values())}",
+                "this is a fault of the runtime; report it with the run directory",
+            )

@@ -1,0 +1,103 @@
+"""Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
+
+The driver writes Setup, Fire, Save and Stop; a worker writes Started, Done, Failed and Saved.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """The descriptor of one row's record of one hop: where it starts in the owner's arena, and its sizes (Hop.dims)."""
+
+    offset: int
+    sizes: tuple[int, ...] = ()
+
+
+class Setup(msgspec.Struct, tag=True, frozen=True):
+    """First message to a worker: the plan, who it is, where models lie, and the descriptors of the arenas."""
+
+    plan: bytes
+    owner: str
+    models: dict[str, str]
+    arenas: dict[str, int]
+
+
+class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Run a hop once.
+
+    key: of the row it works on (-1: none). blocks: producer → one block a row, in row order
+    leaves: leaves of each row, when rows are gathered. values: small inputs by port
+    lease: offset of the block for its outputs (-1: it writes none). omit: columns not to write this time
+    """
+
+    id: int
+    hop: str
+    key: int
+    blocks: dict[str, list[Block]]
+    leaves: list[int]
+    values: dict[str, int]
+    lease: int
+    omit: tuple[str, ...] = ()
+
+
+class Save(msgspec.Struct, tag=True, frozen=True):
+    """Write the learner's model to a directory."""
+
+    directory: str
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End; the last message to a worker."""
+
+
+class Started(msgspec.Struct, tag=True, frozen=True):
+    """The worker holds its resources and takes work."""
+
+    owner: str
+    seconds: float
+
+
+class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A firing ended well. read and wrote: payload bytes by port and by column, as they really were."""
+
+    id: int
+    sizes: tuple[int, ...]
+    values: dict[str, int]
+    scalars: dict[str, float]
+    read: dict[str, int]
+    wrote: dict[str, int]
+    seconds: float
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes."""
+
+    id: int
+    code: str
+    error: str
+    detail: str
+
+
+class Saved(msgspec.Struct, tag=True, frozen=True):
+    directory: str
+
+
+ToWorker = Setup | Fire | Save | Stop
+FromWorker = Started | Done | Failed | Saved
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    return _to_worker.decode(data)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    return _from_worker.decode(data)

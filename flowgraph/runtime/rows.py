@@ -1,0 +1,117 @@
+"""The driver's table of rows: which exist, which hops have given them their part, and where their blocks lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from flowgraph.errors import RunError
+from flowgraph.plan.plan import Plan
+from flowgraph.runtime.arena import Slots
+from flowgraph.runtime.messages import Block
+from flowgraph.spec.types import Row, RowKind
+
+
+class Record(msgspec.Struct):
+    """One live row. blocks: hop → its part of the row; given: hops that are done with it; children: live rows made from it."""
+
+    row: Row
+    blocks: dict[str, Block]
+    given: set[str]
+    scalars: dict[str, float] = {}
+    children: int = 0
+    closed: bool = False
+
+
+def _lengths(dims: Iterable[str], sizes: Iterable[int]) -> dict[str, int]:
+    """The named lengths of a block: `leaf` also from `leaf+1`, which bounds of ranges have."""
+    out: dict[str, int] = {}
+    for dim, size in zip(dims, sizes, strict=True):
+        name, plus, one = dim.partition("+")
+        if dim.isidentifier():
+            out[dim] = size
+        elif plus and name.isidentifier() and one.isdigit():
+            out.setdefault(name, size - int(one))
+    return out
+
+
+class Table:
+    """All live rows by (kind, key). Rows and blocks are freed here and nowhere else."""
+
+    def __init__(self, plan: Plan, slots: Mapping[str, Slots]) -> None:
+        self.plan, self.slots = plan, slots
+        self.live: dict[tuple[str, int], Record] = {}
+        self.next_key: dict[str, int] = {}
+
+    def create(self, kind: RowKind, parents: tuple[Row, ...], tag: int) -> Record:
+        key = self.next_key.get(kind, 0)
+        self.next_key[kind] = key + 1
+        record = Record(Row(kind, key, parents, tag), {}, set())
+        self.live[kind, key] = record
+        for parent in parents:
+            self.of(parent).children += 1
+        return record
+
+    def of(self, row: Row) -> Record:
+        return self.live[row.kind, row.key]
+
+    def lease(self, hop: str) -> int:
+        """A free block for a hop that writes columns. -1 for one that writes none."""
+        slots = self.slots[hop]
+        if slots.capacity == 0:
+            return -1
+        if not slots.can_allocate():
+            raise RunError(
+                f"hop {hop} has no free block: {slots.capacity} are alive", "a hop makes more rows than dims and max_lag admit"
+            )
+        return slots.allocate()
+
+    def can_lease(self, hop: str) -> bool:
+        slots = self.slots[hop]
+        return slots.capacity == 0 or slots.can_allocate()
+
+    def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
+        """A hop's part of a row is written. A trajectory's lengths become visible to folds."""
+        record.given.add(hop)
+        if offset >= 0:
+            record.blocks[hop] = Block(offset, sizes)
+            lengths = _lengths(self.plan.hops[hop].dims, sizes)
+            record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **lengths})
+
+    def blocks(self, row: Row, producer: str) -> list[Block]:
+        """The producer's blocks that a reader working on `row` gathers: its own, or those of the rows it is made from."""
+        kind = self.plan.hops[producer].rows
+        rows: Iterable[Row] = (row,)
+        while rows and next(iter(rows)).kind != kind:
+            rows = [parent for one in rows for parent in one.parents]
+        return [self.of(one).blocks[producer] for one in rows]
+
+    def free_blocks(self, record: Record, lifetimes: tuple[str, ...]) -> None:
+        for hop in [h for h in record.blocks if self.plan.hops[h].lifetime in lifetimes]:
+            self.slots[hop].release(record.blocks.pop(hop).offset)
+
+    def close(self, record: Record) -> None:
+        """No hop will take this row any more: free it as soon as no live row is made from it, and its parents then too."""
+        record.closed = True
+        if record.children:
+            return
+        self.free_blocks(record, ("firing", "trajectory", "group", "consumed", "step"))
+        if any(self.plan.hops[h].lifetime == "version" for h in record.blocks):
+            return  # the published weights outlive their step; `expire` frees them
+        self._remove(record)
+
+    def _remove(self, record: Record) -> None:
+        del self.live[record.row.kind, record.row.key]
+        for parent in record.row.parents:
+            above = self.of(parent)
+            above.children -= 1
+            if above.closed and not above.children:
+                self.close(above)
+
+    def expire(self, before: int) -> None:
+        """A new version is out: weights of steps before `before` are dead."""
+        for record in [r for (kind, key), r in self.live.items() if kind == "step" and key < before]:
+            self.free_blocks(record, ("version",))
+            if record.closed and not record.blocks:
+                self._remove(record)

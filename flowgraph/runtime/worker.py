@@ -1,0 +1,201 @@
+"""One owner's side: it holds the resources, and runs hops on blocks. The same class serves in process and as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowgraph.errors import PayloadError, RunError
+from flowgraph.passes.resolve import build_config, import_object
+from flowgraph.plan.plan import Hop, Plan, from_json
+from flowgraph.runtime import codec
+from flowgraph.runtime.arena import Arena, map_all
+from flowgraph.runtime.messages import (
+    Done,
+    Failed,
+    Fire,
+    FromWorker,
+    Save,
+    Saved,
+    Setup,
+    Started,
+    Stop,
+    ToWorker,
+    decode_to_worker,
+    encode,
+)
+from flowgraph.spec.hop import read_spec
+
+MAX_FRAME = 1 << 30
+
+
+class Worker:
+    """Runs the hops of one owner. `send` takes each reply; a concurrent hop's firings run side by side as tasks."""
+
+    def __init__(
+        self, plan: Plan, owner: str, models: Mapping[str, str], arenas: Mapping[str, Arena], send: Callable[[FromWorker], None]
+    ) -> None:
+        self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
+        self.views = {name: arena.view for name, arena in arenas.items()}
+        self.hops = {name: hop for name, hop in plan.hops.items() if hop.owner == owner}
+        self.calls: dict[str, Callable[..., Any]] = {}
+        self.resources: dict[str, Any] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Load engine, learner and tokenizer, and bind every hop's configuration; then say Started."""
+        began = time.monotonic()
+        owner = self.owner
+        if owner.engine is not None:
+            from flowgraph.engines.registry import create_engine
+
+            path = self.models[owner.engine.model]
+            self.resources["engine"] = create_engine(owner.engine, path, context=owner.context, threads=owner.threads)
+        if owner.learner is not None:
+            from flowgraph.learners.registry import create_learner
+
+            self.resources["learner"] = create_learner(owner.learner, self.models[owner.learner.model], threads=owner.threads)
+        if owner.tokenizer is not None:
+            from flowgraph.models import Tokenizer
+
+            self.resources["tokenizer"] = Tokenizer(self.models[owner.tokenizer])
+        for name, hop in self.hops.items():
+            self.calls[name] = self._call(hop)
+        self.send(Started(owner.name, time.monotonic() - began))
+
+    def _call(self, hop: Hop) -> Callable[..., Any]:
+        """The hop's function with configuration, bound dims and resources filled in; ports stay open."""
+        function = import_object(hop.use)
+        spec = read_spec(hop.use, function)
+        fixed = {**build_config(spec, hop.config), **hop.bound}
+        fixed |= {param: self.resources[kind] for param, kind in hop.resources.items()}
+        return lambda **ports: function(**ports, **fixed)
+
+    def handle(self, message: ToWorker) -> None:
+        """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""
+        if isinstance(message, Fire):
+            hop = self.hops[message.hop]
+            if hop.concurrent:
+                task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+            else:
+                self._fire(hop, message)
+        elif isinstance(message, Save):
+            try:
+                self.resources["learner"].save(message.directory)
+                self.send(Saved(message.directory))
+            except Exception as error:
+                self.send(failed(-1, f"saving the model to {message.directory}", error))
+
+    def _fire(self, hop: Hop, fire: Fire) -> None:
+        try:
+            began = time.monotonic()
+            ports, read = codec.read(self.plan, hop, fire, self.views)
+            result = self.calls[hop.name](**ports, **fire.values)
+            self._reply(hop, fire, result, read, began)
+        except Exception as error:
+            self.send(failed(fire.id, f"hop {hop.name}, row {fire.key}", error))
+
+    async def _fire_async(self, hop: Hop, fire: Fire) -> None:
+        try:
+            began = time.monotonic()
+            ports, read = codec.read(self.plan, hop, fire, self.views)
+            result = await self.calls[hop.name](**ports, **fire.values)
+            self._reply(hop, fire, result, read, began)
+        except Exception as error:
+            self.send(failed(fire.id, f"hop {hop.name}, row {fire.key}", error))
+
+    def _reply(self, hop: Hop, fire: Fire, result: Any, read: dict[str, int], began: float) -> None:
+        outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
+        sizes: tuple[int, ...] = ()
+        wrote: dict[str, int] = {}
+        if fire.lease >= 0:
+            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], fire.lease, fire.omit)
+        values = {name: outputs[name] for name, kind in hop.outputs.items() if kind == "value"}
+        scalars: dict[str, float] = {}
+        for name, kind in hop.outputs.items():
+            if kind == "scalars":
+                scalars |= {key: float(value) for key, value in outputs[name].items()}
+        self.send(Done(fire.id, sizes, values, scalars, read, wrote, time.monotonic() - began))
+
+    async def close(self) -> None:
+        """Cancel what runs and free the resources."""
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for name in ("engine", "learner"):
+            if name in self.resources:
+                self.resources.pop(name).close()
+
+
+def failed(id: int, where: str, error: Exception) -> Failed:
+    """What the driver needs to raise the same error by name."""
+    code = error.code if isinstance(error, RunError) else "FG902"
+    text = error.message if isinstance(error, PayloadError) else f"{where}: {type(error).__name__}: {error}"
+    return Failed(id, code, text, "".join(traceback.format_exception(error)))
+
+
+# --- as a process ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """`python -m flowgraph.runtime.worker FD PARENT`: serve the driver at the other end of the socket FD."""
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    asyncio.run(_serve(socket.socket(fileno=fd)))
+
+
+def die_with(parent: int) -> None:
+    """The kernel kills this process when the driver ends, however that ends; Ctrl-C is the driver's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was told
+        os._exit(1)
+
+
+async def _serve(sock: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=sock)
+
+    def send(message: FromWorker) -> None:
+        data = encode(message)
+        writer.write(len(data).to_bytes(4, "little") + data)
+
+    async def receive() -> ToWorker:
+        size = int.from_bytes(await reader.readexactly(4), "little")
+        return decode_to_worker(await reader.readexactly(size))
+
+    setup = await receive()
+    assert isinstance(setup, Setup), "the first message is Setup"
+    worker = None
+    try:
+        worker = Worker(from_json(setup.plan), setup.owner, setup.models, map_all(setup.arenas), send)
+        worker.start()
+    except Exception as error:
+        send(failed(-1, f"owner {setup.owner} could not start", error))
+    await writer.drain()
+    try:
+        while not isinstance(message := await receive(), Stop):
+            if worker is not None:
+                worker.handle(message)
+            await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # the driver is gone, and this process with it
+    if worker is not None:
+        await worker.close()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
+
+

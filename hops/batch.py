@@ -1,0 +1,60 @@
+"""Batch: which of the ready trajectories the next step trains on."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
+
+
+class Counter(msgspec.Struct):
+    batch_id: int = 0
+
+
+class Step(NamedTuple):
+    """One batch. lag: versions between each trajectory's tag and this batch."""
+
+    parents: tuple[Row, ...]
+    batch_id: Int64[Array, ""]
+    lag: Int32[Array, "trajectory"]
+
+
+class Chosen(NamedTuple):
+    leaves: Annotated[list[Step], Rows("step")]
+    dropped: Annotated[list[Dropped], Event()]
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def oldest_first(
+    state: Counter,
+    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    *,
+    groups: Annotated[int, Dim("group")],
+    samples: Annotated[int, Dim("sample")],
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+) -> Chosen:
+    """Take `groups` whole groups, oldest first, as soon as they are there.
+
+    A trajectory's lag is batch_id − its tag; a group is as old as its oldest member, ties go by arrival of its last.
+    A group with a member beyond `max_lag` is dropped whole (reason "stale"), because a baseline over the rest
+    would be biased. Rows are laid out in order of dispatch, so a batch does not depend on who finished first.
+    """
+    members: dict[int, list[Row]] = {}
+    for row in ready:
+        members.setdefault(row.uid, []).append(row)
+    lag = {row.key: state.batch_id - row.tag for row in ready}
+    stale = [uid for uid, rows in members.items() if max(lag[row.key] for row in rows) > max_lag]
+    dropped = [Dropped(row, "stale") for uid in stale for row in members.pop(uid)]
+    arrival = {row.key: i for i, row in enumerate(ready)}
+    whole = [rows for rows in members.values() if len(rows) == samples]
+    whole.sort(key=lambda rows: (min(row.tag for row in rows), max(arrival[row.key] for row in rows)))
+    if len(whole) < groups:
+        return Chosen([], dropped)
+    rows = sorted((row for one in whole[:groups] for row in one), key=lambda row: row.key)
+    step = Step(tuple(rows), np.int64(state.batch_id), np.array([lag[row.key] for row in rows], np.int32))
+    state.batch_id += 1
+    return Chosen([step], dropped)

@@ -1,0 +1,98 @@
+"""Dispatch: groups become trajectories, dripped toward a watermark, each under the version that is current."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Int32, Int64, UInt64
+
+from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Run, Seam, fold
+
+
+class InFlight(msgspec.Struct):
+    """The in-flight ledger, and the group that is being sampled."""
+
+    group: Row | None = None
+    sampled: int = 0
+    in_flight: int = 0
+    dispatched: int = 0
+    dropped: int = 0
+
+
+class Request(NamedTuple):
+    """One trajectory to sample. key alone decides its randomness; uid, sample and trajectory say who it is."""
+
+    parents: tuple[Row, ...]
+    tag: int
+    uid: Int64[Array, ""]
+    sample: Int32[Array, ""]
+    trajectory: Int64[Array, ""]
+    key: UInt64[Array, ""]
+
+
+class Dispatched(NamedTuple):
+    request: Annotated[list[Request], Rows("trajectory")]
+    in_flight: Annotated[int, Latest()]
+
+
+def random_key(seed: int, uid: int, sample: int) -> int:
+    """64 bits that depend on the run's seed and on who the trajectory is, and on nothing else."""
+    digest = hashlib.blake2b(f"{seed}/{uid}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _room(state: InFlight, **_: object) -> int:
+    return 0 if state.group is not None else 1
+
+
+@fold(lifetime="consumed", expand=("group", "trajectory"), room=_room)
+def watermark(
+    state: InFlight,
+    group: Annotated[Row | None, Rows("group")],
+    finished: Annotated[Row | None, Rows("trajectory"), Event()],
+    version: Annotated[int, Latest()],
+    free: Annotated[int, Latest()],
+    dropped: Annotated[Dropped | None, Event()] = None,
+    *,
+    groups: Annotated[int, Dim("group")],
+    samples: Annotated[int, Dim("sample")],
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+    steps: Annotated[int, Run("steps")],
+    seed: Annotated[int, Run("seed")],
+    target: int | None = None,
+) -> Dispatched:
+    """Send out the next trajectories whenever one finishes, room appears or a version is published.
+
+    In flight never exceeds `target` (default: what the lag admits) nor the ready buffer's free capacity, so
+    a finished trajectory always finds room. What is dispatched and not dropped stays within
+    (version + max_lag + 1)·B: trained in order, the i-th trajectory is in batch i // B, so its lag is at most max_lag.
+
+    B = groups·samples trajectories. Gives one request a trajectory: uid i64, sample i32, trajectory i64, key u64.
+    """
+    if group is not None:
+        state.group, state.sampled = group, 0
+    if finished is not None:
+        state.in_flight -= 1
+    if dropped is not None:
+        state.dropped += 1
+    batch = groups * samples
+    admitted = min(version + max_lag + 1, steps) * batch + state.dropped
+    at_once = min(target or (max_lag + 1) * batch, free)
+    requests = []
+    while state.group is not None and state.dispatched < admitted and state.in_flight < at_once:
+        uid = state.group.uid
+        requests.append(
+            Request(
+                (state.group,), version, np.int64(uid), np.int32(state.sampled), np.int64(state.dispatched),
+                np.uint64(random_key(seed, uid, state.sampled)),
+            )  # fmt: skip
+        )
+        state.dispatched += 1
+        state.in_flight += 1
+        state.sampled += 1
+        if state.sampled == samples:
+            state.group = None
+    return Dispatched(requests, state.in_flight)

@@ -1,0 +1,60 @@
+"""Rollout: a request becomes a trajectory, returned the moment it ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Int64, UInt64
+
+from flowgraph import Array, Dim, Engine, Mask, Sampling, Scalars, effect
+
+
+class Trajectory(NamedTuple):
+    """One trajectory of one leaf: the prompt's tokens, then the sampled ones.
+
+    logprobs and versions are those of the sampled tokens (0 and -1 on the prompt); response_mask marks them.
+    """
+
+    tokens: Int32[Array, "token"]
+    logprobs: Float32[Array, "token"]
+    response_mask: Annotated[Bool[Array, "token"], Mask()]
+    versions: Int32[Array, "token"]
+    leaf_offsets: Int64[Array, "leaf+1"]
+    metrics: Annotated[dict[str, float], Scalars()]
+
+
+def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
+    Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
+    if temperature == 0:
+        raise ValueError("temperature 0 samples the same response every time, so a group has nothing to compare")
+
+
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate)
+async def complete(
+    prompt: Int32[Array, "prompt"],
+    key: UInt64[Array, ""],
+    *,
+    engine: Engine,
+    max_new_tokens: Annotated[int, Dim("response")],
+    temperature: float = 1.0,
+    stop: list[str] | None = None,
+) -> Trajectory:
+    """Sample one response to one prompt. prompt: i32[prompt]; key: u64, the request's own randomness.
+
+    The bound of `dims.response` is the longest response. metrics: `length` in tokens, and `truncated`, 1 when the
+    bound ended it: the finish reason decides, not the length.
+    """
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
+    out = await engine.generate(prompt, sampling, key=int(key), rid=f"{int(key):016x}")
+    p, r = len(prompt), len(out.ids)
+    if not len(out.logprobs) == len(out.versions) == r:
+        raise ValueError(f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions")
+    return Trajectory(
+        tokens=np.concatenate([prompt, out.ids]).astype(np.int32),
+        logprobs=np.concatenate([np.zeros(p, np.float32), out.logprobs]).astype(np.float32),
+        response_mask=np.arange(p + r) >= p,
+        versions=np.concatenate([np.full(p, -1), out.versions]).astype(np.int32),
+        leaf_offsets=np.array([0, p + r], np.int64),
+        metrics={"length": float(r), "truncated": float(out.finish_reason == "length")},
+    )

@@ -89,8 +89,10 @@ def check_rows(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         for binding in node.bindings:
             producer = graph.nodes[binding.producer]
-            if binding.port.kind == "rows" and graph.nodes[binding.via].kind != binding.port.row_kind:
-                via = graph.nodes[binding.via]
+            via = graph.nodes[binding.via]
+            if via.kind is None and len(graph.nodes) < len(graph.file.hops):
+                continue  # a hop before it could not be read, which has a finding of its own
+            if binding.port.kind == "rows" and via.kind != binding.port.row_kind:
                 message = f"{binding.via} makes {via.kind or 'no'} rows, but {node.name} takes {binding.port.row_kind} rows"
                 yield Diagnostic("FG403", binding.decl.place, message, f"feed {binding.port.name} from a hop that makes {binding.port.row_kind} rows")
             elif (

@@ -289,12 +289,14 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _exact_dtype(use: str, name: str, base: Any) -> str:
-    if len(base.dtypes) != 1 or base.dtypes[0].endswith("_"):
+    if set(base.dtypes) <= {"bool", "bool_"}:
+        return "bool"
+    if len(base.dtypes) != 1:
         raise HopTypeError(
             f"port {name} of {use} has no exact dtype: {base.dtype.__name__}",
             "say the width, e.g. Float32 instead of Float",
         )
-    return {"bool_": "bool"}.get(base.dtypes[0], base.dtypes[0])
+    return str(base.dtypes[0])
 
 
 def _shape(use: str, name: str, base: Any) -> tuple[Expr, ...]:

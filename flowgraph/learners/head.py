@@ -122,22 +122,23 @@ def _softmax_in_place(
     entropy_C = torch.empty(len(logits_CV))
     target_logit_N = torch.empty(len(targets.target_N))
     step = max(1, _CACHED // logits_CV.shape[1])
+    # Two scratch buffers for the whole block: fresh ones cost more in page faults than the arithmetic.
+    z_SV, e_SV = torch.empty(2, min(step, len(logits_CV)), logits_CV.shape[1]).unbind()
     bounds = torch.searchsorted(targets.which_N, torch.arange(0, len(logits_CV) + step, step)).tolist()
     for i, part_CV in enumerate(logits_CV.split(step)):
         rows, tokens = slice(i * step, i * step + len(part_CV)), slice(bounds[i], bounds[i + 1])
-        z_CV = part_CV.float() if temperature == 1.0 else part_CV.float() / temperature
-        z_CV = z_CV - z_CV.amax(-1, keepdim=True)
+        z_CV, e_CV = z_SV[: len(part_CV)].copy_(part_CV), e_SV[: len(part_CV)]
+        if temperature != 1.0:
+            z_CV /= temperature
+        z_CV -= z_CV.amax(-1, keepdim=True)
         target_logit_N[tokens] = z_CV[targets.which_N[tokens] - i * step, targets.target_N[tokens]]
-        if not with_entropy:
-            logsum_C1[rows] = z_CV.exp_().sum(-1, keepdim=True).log_()
-            continue
-        e_CV = z_CV.exp()
+        torch.exp(z_CV, out=e_CV)
         sum_C1 = e_CV.sum(-1, keepdim=True)
-        mean_C = torch.linalg.vecdot(e_CV, z_CV) / sum_C1[:, 0]
         logsum_C1[rows] = sum_C1.log()
-        entropy_C[rows] = logsum_C1[rows, 0] - mean_C
-        torch.div(e_CV, sum_C1, out=e_CV)
-        part_CV.copy_(e_CV)
+        if with_entropy:
+            mean_C = torch.linalg.vecdot(e_CV, z_CV) / sum_C1[:, 0]
+            entropy_C[rows] = logsum_C1[rows, 0] - mean_C
+            torch.mul(e_CV, 1 / sum_C1, out=part_CV)
     logprob_N = target_logit_N - logsum_C1[targets.which_N, 0]
     return logprob_N, entropy_C[targets.which_N] if with_entropy else torch.empty(0)
 

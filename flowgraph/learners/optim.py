@@ -72,8 +72,7 @@ class MasterAdamW:
         Raises FloatingPointError for a norm that is not finite; nothing has changed then.
         """
         gradients = self._gradients()
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients if g is not None]
-        norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        norm = self._norm(gradients)
         if not bool(torch.isfinite(norm)):
             self.drop()
             raise FloatingPointError(f"the gradient norm is {norm.item()}: no update was made")
@@ -92,6 +91,16 @@ class MasterAdamW:
         if self._sums is not None:
             return list(self._sums)
         return [slot.parameter.grad for slot in self._slots]
+
+    def _norm(self, gradients: Iterable[Tensor | None]) -> Tensor:
+        # By pieces: vector_norm(dtype=float32) would first copy a whole bfloat16 tensor.
+        squares = [
+            torch.linalg.vector_norm(self._scratch[: len(piece)].copy_(piece))
+            for gradient in gradients
+            if gradient is not None
+            for piece in gradient.reshape(-1).split(_PIECE)
+        ]
+        return torch.linalg.vector_norm(torch.stack(squares)) if squares else torch.zeros(())
 
     def _update(self, slot: _Slot, gradient: Tensor, lr: float, divisor: Tensor, count: Tensor) -> None:
         views = [x.detach().view(-1).split(_PIECE) for x in slot[:4]]

@@ -200,7 +200,6 @@ def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Pack
             second = np.sort(micro.source_N.argsort()[length - prompt :])
             logits.append(logits_UV[micro.which_N[second]].float())
     error = float(torch.linalg.vector_norm(logits[0] - logits[1]) / torch.linalg.vector_norm(logits[1]))
-    print("probe error", error)
     if not error < (1e-4 if model.dtype == torch.float32 else 2e-2):
         raise NotImplementedError(
             f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its own"

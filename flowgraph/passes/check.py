@@ -39,7 +39,7 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
         producer = graph.nodes[binding.producer]
         if source.kind != port.kind or shapes_fit(graph, source, producer, port, node):
             continue
-        rows = f", collected over the {producer.kind} rows of a {node.kind}" if producer.kind != node.kind else ""
+        rows = f", collected over the {producer.kind} rows of a {node.kind}" if collects(producer, node) else ""
         message = f"{binding.producer}.{source.name} is {source}{rows}, but {node.name} reads {port.name} as {port}"
         help = f"write the dims of {port.name} as {binding.producer} gives them, in {node.spec.place.file}"
         yield Diagnostic("FG203", binding.decl.place, message, help, _notes(graph, node, binding))
@@ -47,12 +47,17 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
 
 def shapes_fit(graph: Graph, source: Port, producer: Node, port: Port, reader: Node) -> bool:
     """Whether one value of `source` for every row reads as `port`: equal dims, or a scalar repeated along leaf/trajectory."""
-    if producer.kind == reader.kind:
+    if not collects(producer, reader):
         return _equal(graph, source.shape, port.shape)
     if not source.shape:
         return len(port.shape) == 1 and str(port.shape[0]) in ("leaf", "trajectory", "group")
     counted = source.shape[0].names <= {"leaf", "token"}
     return counted and _equal(graph, source.shape, port.shape)
+
+
+def collects(producer: Node, reader: Node) -> bool:
+    """Whether the reader's one row is made from many of the producer's: only a step is."""
+    return reader.kind == "step" and producer.kind != "step"
 
 
 def _equal(graph: Graph, left: tuple[Expr, ...], right: tuple[Expr, ...]) -> bool:

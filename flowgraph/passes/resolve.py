@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from flowgraph.engines.registry import ENGINES, TransformersOptions
-from flowgraph.errors import Diagnostic, ModelError, Place
+from flowgraph.errors import Diagnostic, ModelError
 from flowgraph.ir.graph import Binding, Graph, Node, Owner, later
 from flowgraph.learners.registry import LEARNERS, TorchOptions
 from flowgraph.models import resolve as resolve_model
-from flowgraph.spec.graphfile import GraphFile, HopDecl, InputDecl, OwnerDecl, near
+from flowgraph.spec.graphfile import GraphFile, HopDecl, OwnerDecl, near
 from flowgraph.spec.hop import HopSpec, HopTypeError, Param, Port, read_spec
 from flowgraph.spec.source import Located
 
@@ -249,7 +249,7 @@ def _bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
         for binding in node.bindings:
             if binding.port.kind in ("rows", "value") or _find_column(graph, binding):
                 kept.append(binding)
-            else:
+            elif not _follows_a_broken_hop(graph, graph.nodes[binding.via]):
                 found.append(_no_column(graph, node, binding))
         node.bindings = kept
 
@@ -268,6 +268,13 @@ def _find_column(graph: Graph, binding: Binding) -> bool:
         binding.source = single[0]
         return True
     return False
+
+
+def _follows_a_broken_hop(graph: Graph, via: Node) -> bool:
+    """Whether a hop that might give the column could not be read; that has a finding of its own."""
+    at = [via, *upstream(graph, via)]
+    refs = {given.ref.partition(".")[0] for node in at for given in graph.file.hops[node.name].inputs.values()}
+    return any(ref in graph.file.hops and ref not in graph.nodes for ref in refs)
 
 
 def _no_column(graph: Graph, node: Node, binding: Binding) -> Diagnostic:
@@ -305,5 +312,3 @@ def _place_free(graph: Graph) -> None:
             workers = [o for o in owners if o != "driver"]
             node.owner = next(iter(workers or owners), "driver")
 
-
-__all__ = ["Place", "InputDecl", "build_config", "convert_value", "import_object", "resolve", "upstream"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.models import facts
-from flowgraph.passes.check import tokenizer_model
+from flowgraph.passes.check import collects, tokenizer_model
 from flowgraph.passes.sizes import evaluate, rows_per_step, size_of
 from flowgraph.plan.layout import aligned, tensor_bytes
 from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, Seam, SeamField, TensorSlot, Watch
@@ -133,7 +133,7 @@ def _read(graph: Graph, node: Node, binding: Binding) -> Read:
     assert binding.source is not None
     producer = graph.nodes[binding.producer]
     gather: Gather = "same"
-    if producer.kind != node.kind:
+    if collects(producer, node):
         if not binding.source.shape:
             gather = "repeat" if binding.port.shape and str(binding.port.shape[0]) == "leaf" else "each"
         else:
@@ -226,7 +226,7 @@ def _field(graph: Graph, node: Node, binding: Binding, hops: dict[str, Hop]) -> 
     read = next(r for r in hops[node.name].reads if r.port == binding.port.name)
     producer = graph.nodes[binding.producer]
     # A group's value that every trajectory reads is read once a trajectory, by reference to one copy.
-    finest = producer.kind if read.gather == "same" else "trajectory"
+    finest = node.kind if read.gather == "same" else "trajectory"
     every = binding.decl.every
     mean = column.mean_bytes * rows_per_step(finest, graph.dims, "mean") / every
     bound = column.max_bytes * rows_per_step(finest, graph.dims, "max")

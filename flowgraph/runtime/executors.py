@@ -238,5 +238,3 @@ class Processes:
             link.sock.close()
         self.selector.close()
 
-
-__all__ = ["Executor", "InProcess", "Processes", "worker_owners"]

@@ -15,7 +15,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[int, ...] = ()
 
 
-class Setup(msgspec.Struct, tag=True, frozen=True):
+class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """First message to a worker: the plan, who it is, where models lie, and the descriptors of the arenas."""
 
     plan: bytes
@@ -42,17 +42,17 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     omit: tuple[str, ...] = ()
 
 
-class Save(msgspec.Struct, tag=True, frozen=True):
+class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Write the learner's model to a directory."""
 
     directory: str
 
 
-class Stop(msgspec.Struct, tag=True, frozen=True):
+class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """End; the last message to a worker."""
 
 
-class Started(msgspec.Struct, tag=True, frozen=True):
+class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The worker holds its resources and takes work."""
 
     owner: str
@@ -71,7 +71,7 @@ class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
     seconds: float
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes."""
 
     id: int
@@ -80,7 +80,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     detail: str
 
 
-class Saved(msgspec.Struct, tag=True, frozen=True):
+class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
     directory: str
 
 

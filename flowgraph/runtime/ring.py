@@ -7,6 +7,7 @@ changed), so a fold's ledger is up to date before another fold reads it: within 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from typing import Any, Protocol
@@ -14,7 +15,6 @@ from typing import Any, Protocol
 import msgspec
 
 from flowgraph.errors import DeadlineError, FlowgraphError, HopError, PayloadError, RunError
-from flowgraph.passes.resolve import build_config, import_object
 from flowgraph.plan.plan import Hop, Plan, Watch
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
@@ -22,8 +22,7 @@ from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved, Started
 from flowgraph.runtime.rows import Record, Table
-from flowgraph.runtime.worker import Worker
-from flowgraph.spec.hop import read_spec
+from flowgraph.runtime.worker import Worker, fill
 from flowgraph.spec.types import Dropped, Row
 
 ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError)}
@@ -432,19 +431,13 @@ class Ring:
 
 
 def _fold(hop: Hop, local: Worker) -> FoldState:
-    function = import_object(hop.use)
-    spec = read_spec(hop.use, function)
-    fixed = {**build_config(spec, hop.config), **hop.bound}
-    fixed |= {param: local.resources[kind] for param, kind in hop.resources.items()}
+    spec, fixed = fill(hop, local.resources)
     queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
-
-    def call(state: Any, **ports: Any) -> Any:
-        return function(state, **ports, **fixed)
 
     def room(state: Any) -> int:
         return spec.facts.room(state, **fixed) if spec.facts.room is not None else 1
 
-    return FoldState(hop, call, room, spec.state(), deque(), queues, changed=True)
+    return FoldState(hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues, changed=True)
 
 
 def _mean(scalars: list[dict[str, float]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -32,9 +33,17 @@ from flowgraph.runtime.messages import (
     decode_to_worker,
     encode,
 )
-from flowgraph.spec.hop import read_spec
+from flowgraph.spec.hop import HopSpec, read_spec
 
 MAX_FRAME = 1 << 30
+
+
+def fill(hop: Hop, resources: Mapping[str, Any]) -> tuple[HopSpec, dict[str, Any]]:
+    """A hop's signature, and every keyword-only parameter with its value: default, `with:`, dims and run, resources."""
+    spec = read_spec(hop.use, import_object(hop.use))
+    fixed = {p.name: p.default for p in spec.params if not p.required}
+    fixed |= {**build_config(spec, hop.config), **hop.bound}
+    return spec, fixed | {param: resources[kind] for param, kind in hop.resources.items()}
 
 
 class Worker:
@@ -68,16 +77,9 @@ class Worker:
 
             self.resources["tokenizer"] = Tokenizer(self.models[owner.tokenizer])
         for name, hop in self.hops.items():
-            self.calls[name] = self._call(hop)
+            spec, fixed = fill(hop, self.resources)
+            self.calls[name] = functools.partial(spec.function, **fixed)
         self.send(Started(owner.name, time.monotonic() - began))
-
-    def _call(self, hop: Hop) -> Callable[..., Any]:
-        """The hop's function with configuration, bound dims and resources filled in; ports stay open."""
-        function = import_object(hop.use)
-        spec = read_spec(hop.use, function)
-        fixed = {**build_config(spec, hop.config), **hop.bound}
-        fixed |= {param: self.resources[kind] for param, kind in hop.resources.items()}
-        return lambda **ports: function(**ports, **fixed)
 
     def handle(self, message: ToWorker) -> None:
         """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""

@@ -59,6 +59,13 @@ class RunDecl(msgspec.Struct, forbid_unknown_fields=True):
     show: list[str] = []
 
 
+class ModelLock(msgspec.Struct, forbid_unknown_fields=True):
+    """`models: {name: {source, sha256}}`: what a run used, so that another run can insist on it."""
+
+    source: str
+    sha256: str
+
+
 class GraphFile(msgspec.Struct):
     """A graph as written, every part with its place."""
 
@@ -70,6 +77,7 @@ class GraphFile(msgspec.Struct):
     owners: dict[str, OwnerDecl]
     hops: dict[str, HopDecl]
     run: RunDecl
+    models: dict[str, ModelLock]
     place: Place
 
 
@@ -115,7 +123,7 @@ class Reader:
 def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     """Check the keys of a whole file. The result is usable as far as it could be read."""
     reader = Reader(file)
-    top = reader.mapping(root, "the graph", ("graph", "doc", "dims", "owners", "hops", "run"))
+    top = reader.mapping(root, "the graph", ("graph", "doc", "dims", "owners", "hops", "run", "models"))
     for key in ("graph", "hops"):
         if key not in top:
             reader.error("FG105", Place(file, 1, 1), f"the graph has no {key!r}", f"add `{key}:`")
@@ -131,7 +139,8 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     for key, node in reader.mapping(top["hops"], "hops").items() if "hops" in top else ():
         hops[key] = _hop(reader, key, node, top["hops"].keys[key])
     run = _run(reader, top.get("run"))
-    return GraphFile(name, file, doc, dims, dim_places, owners, hops, run, root.place), reader.found
+    models = reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {}
+    return GraphFile(name, file, doc, dims, dim_places, owners, hops, run, models, root.place), reader.found
 
 
 def _dims(reader: Reader, node: Located | None) -> tuple[dict[str, Size], dict[str, Place]]:

@@ -49,6 +49,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a head of its own."""
+    return save_llama(tmp_path_factory.mktemp("untied"), tied=False)
+
+
 @pytest.fixture
 def tiny_with_eos(tiny: Path, tmp_path: Path) -> Callable[[int | list[int]], Path]:
     """The same model, where the given ids end a response."""

@@ -1,0 +1,135 @@
+"""One run from a checked graph to a run directory: pull models, lower, start workers, turn the ring, save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from flowgraph.plan.measured import Measured
+from flowgraph.errors import FlowgraphError, ModelError
+from flowgraph.ir.graph import Graph
+from flowgraph.models import ModelDir, ensure
+from flowgraph.plan.lower import lower
+from flowgraph.plan.plan import Plan
+from flowgraph.runtime.arena import create
+from flowgraph.runtime.executors import Executor, InProcess, Processes
+from flowgraph.runtime.ring import Ring
+from flowgraph.runtime.rundir import RunDir
+from flowgraph.runtime.view import View, make_view
+
+ExecutorName = Literal["processes", "inproc"]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Where a run's files are, and how many steps it made."""
+
+    directory: str
+    steps: int
+    seconds: float
+
+
+class _Observer:
+    """Each record goes to metrics.jsonl first, then to the eye."""
+
+    def __init__(self, run_dir: RunDir, view: View) -> None:
+        self.run_dir, self.view = run_dir, view
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.run_dir.line(record)
+        self.view.step(record)
+
+    def event(self, record: dict[str, Any]) -> None:
+        self.run_dir.line(record)
+        self.view.event(record)
+
+
+def run_graph(
+    graph: Graph, resolved: dict[str, Any], *, executor: ExecutorName = "processes", runs: str = "runs", live: bool | None = None,
+    diagram: Callable[[Plan], str] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a graph without findings. `resolved`: its file's content with overrides applied, for the run directory.
+
+    Raises RunError by name, ModelError, or KeyboardInterrupt (Ctrl-C or SIGTERM); in every case the workers are gone,
+    shared memory is freed, and what was measured is written.
+    """
+    models = {name: ensure(name) for name in dict.fromkeys(o.model for o in graph.owners.values() if o.model)}
+    _check_lock(graph, models)
+    plan = lower(graph)
+    run_dir = RunDir(Path(runs), plan.graph)
+    resolved["models"] = {name: {"source": m.source, "sha256": m.sha256} for name, m in models.items()}
+    run_dir.graph(resolved, plan)
+    if diagram is not None:
+        run_dir.diagram(diagram(plan))
+    view = make_view(plan, live=live)
+    view.note(f"{plan.graph}: {plan.run.steps} steps, {executor}, in {run_dir.path}")
+    began = time.monotonic()
+    with _sigterm_as_interrupt(), _arenas(plan) as fds:
+        workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
+        ring = Ring(plan, workers, {name: m.path for name, m in models.items()}, fds, _Observer(run_dir, view))
+        status, error, grace = "failed", "", 0.0
+        try:
+            workers.start(plan, ring.local.models, fds)
+            ring.start()
+            ring.run()
+            ring.save(str(run_dir.path / "model"))
+            status, grace = "finished", 10.0
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except FlowgraphError as problem:
+            error = str(problem)
+            (run_dir.path / "error.txt").write_text("\n".join([error, *getattr(problem, "__notes__", [])]))
+            raise
+        finally:
+            workers.stop(grace)
+            view.close()
+            seconds = time.monotonic() - began
+            run_dir.seams(Measured(ring.steps_done, ring.bytes_read, ring.bytes_written, workers.control_bytes))
+            run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.busy, error)
+            run_dir.close()
+    return Outcome(str(run_dir.path), ring.steps_done, seconds)
+
+
+def _check_lock(graph: Graph, models: dict[str, ModelDir]) -> None:
+    for name, lock in graph.file.models.items():
+        if name in models and models[name].sha256 != lock.sha256:
+            raise ModelError(
+                f"{name} has sha256 {models[name].sha256}, and the graph insists on {lock.sha256}",
+                f"fetch {lock.source}, or remove {name} under models:",
+            )
+
+
+@contextmanager
+def _arenas(plan: Plan) -> Iterator[dict[str, int]]:
+    fds = create(plan)
+    try:
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does. Only the main thread may set a handler; elsewhere signals stay as they are."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+

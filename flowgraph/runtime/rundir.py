@@ -1,0 +1,77 @@
+"""The run directory: everything about one run, written as it happens.
+
+graph.yaml    the resolved graph, overrides applied, with source and sha256 of every model; runs again as it is
+plan.json     the plan
+metrics.jsonl one line a step (and one an evaluation), flushed as it is written
+seams.json    measured bytes of every seam
+summary.json  how it ended, and the ledger
+ring.svg      the diagram;  logs/ what the workers printed;  model/ the trained model
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowgraph.plan.measured import Measured
+from flowgraph.plan.plan import Plan, to_json
+from flowgraph.runtime.ledger import Counts
+
+
+class RunDir:
+    """One run's directory, made new. Every file is written whole or line by line; none is left half-written."""
+
+    def __init__(self, root: Path, graph: str) -> None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        parent = root / graph
+        for attempt in range(100):
+            self.path = parent / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+            try:
+                self.path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+        else:
+            raise FileExistsError(f"{parent / stamp} and 99 names after it exist")
+        self.metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def graph(self, resolved: dict[str, Any], plan: Plan) -> None:
+        self._write("graph.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=110))
+        self._write("plan.json", to_json(plan).decode())
+
+    def diagram(self, svg: str) -> None:
+        self._write("ring.svg", svg)
+
+    def line(self, record: dict[str, Any]) -> None:
+        self.metrics.write(json.dumps(record) + "\n")
+
+    def seams(self, measured: Measured) -> None:
+        import msgspec
+
+        self._write("seams.json", msgspec.json.format(msgspec.json.encode(measured), indent=1).decode())
+
+    def summary(self, status: str, steps: int, seconds: float, ledger: Counts, busy: dict[str, float], error: str = "") -> None:
+        import msgspec
+
+        record = {
+            "status": status, "steps": steps, "seconds": round(seconds, 3), "ledger": msgspec.to_builtins(ledger),
+            "busy_seconds": {owner: round(value, 3) for owner, value in busy.items()}, "error": error,
+        }  # fmt: skip
+        self._write("summary.json", json.dumps(record, indent=1))
+
+    def close(self) -> None:
+        self.metrics.close()
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self.path / name)

@@ -1,0 +1,126 @@
+"""What a person sees of a run: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from flowgraph.plan.plan import Plan
+
+ALWAYS = ("tokens_per_second", "lag_mean", "ready")
+LABELS = {"tokens_per_second": "tok/s", "lag_mean": "lag", "ready": "queue", "step_seconds": "s/step"}
+
+
+class View(Protocol):
+    """Told of every step and event; `note` is for what is neither."""
+
+    def step(self, record: dict[str, Any]) -> None: ...
+
+    def event(self, record: dict[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_view(plan: Plan, *, live: bool | None = None) -> View:
+    """A live view if stdout is a terminal (or `live` says so), else plain lines."""
+    return LiveView(plan) if (sys.stdout.isatty() if live is None else live) else PlainView(plan)
+
+
+def shown(plan: Plan, record: dict[str, Any]) -> dict[str, str]:
+    """Label → text of what a step shows: the graph's `run.show`, else the first three named scalars."""
+    names = plan.run.show or [k for k in record if "." in k][:3]
+    out = {name.partition(".")[2] or name: _number(record[name]) for name in names if name in record}
+    return out | {LABELS[name]: _number(record[name]) for name in ALWAYS if name in record}
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+class PlainView:
+    """One line a step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def step(self, record: dict[str, Any]) -> None:
+        values = "  ".join(f"{name} {text}" for name, text in shown(self.plan, record).items())
+        left = (self.plan.run.steps - record["step"]) * record["seconds"] / record["step"]
+        print(f"step {record['step']:>3}/{self.plan.run.steps}  {values}  {record['step_seconds']:.1f} s, {_time(left)} left", flush=True)
+
+    def event(self, record: dict[str, Any]) -> None:
+        values = "  ".join(f"{name} {_number(value)}" for name, value in record.items() if "." in name)
+        print(f"  after step {record['step']}: {values}", flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView:
+    """The last steps as a table, a progress bar with the time left, and a sparkline of the first shown value."""
+
+    def __init__(self, plan: Plan) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self.plan = plan
+        self.rows: list[dict[str, Any]] = []
+        self.curve: list[float] = []
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self.task = self.progress.add_task(plan.graph, total=plan.run.steps)
+        self.live = Live(self._render(), console=Console(), refresh_per_second=4)
+        self.live.start()
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.rows = [*self.rows[-9:], record]
+        name = next(iter(self.plan.run.show or [k for k in record if "." in k]), None)
+        if name in record:
+            self.curve.append(record[name])
+        self.progress.update(self.task, completed=record["step"])
+        self.live.update(self._render())
+
+    def event(self, record: dict[str, Any]) -> None:
+        values = "  ".join(f"{name} {_number(value)}" for name, value in record.items() if "." in name)
+        self.live.console.print(f"after step {record['step']}: {values}")
+
+    def note(self, text: str) -> None:
+        self.live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self.live.stop()
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        last = shown(self.plan, self.rows[-1]) if self.rows else {}
+        for name in ("step", *last, "s/step"):
+            table.add_column(name, justify="right")
+        for record in self.rows:
+            values = shown(self.plan, record)
+            table.add_row(str(record["step"]), *(values.get(n, "") for n in last), f"{record['step_seconds']:.1f}")
+        return Group(table, Text(sparkline(self.curve[-60:]), style="green"), self.progress)
+
+
+def sparkline(values: list[float]) -> str:
+    """One character a value, eight heights from the least to the largest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = 7 / (high - low) if high > low else 0
+    return "".join("▁▂▃▄▅▆▇█"[int((v - low) * scale)] for v in values)
+
+
+def _time(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,136 @@
+"""Dataset: the source of the ring. A fold over a cursor that hands out one group a firing while there is room."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from flowgraph import Array, Json, Rows, Run, Tokenizer, fold
+from hops import rows
+from hops.rows.gym import Format, Split
+
+
+class Cursor(msgspec.Struct):
+    """Where the dataset stands: the next row of this epoch, and how many epochs are finished."""
+
+    at: int = 0
+    epoch: int = 0
+
+
+class Group(NamedTuple):
+    """One dataset row, to be sampled several times.
+
+    prompt: token ids
+    ground_truth: {"ground_truth": value, "name": its column, "columns": {every other column}}, and for a chat
+    "messages": the prompt as messages; `hops.rows.pack` writes it and `hops.rows.unpack` reads it
+    """
+
+    prompt: Int32[Array, "prompt"]
+    ground_truth: Annotated[Any, Json(mean=256, max=32768)]
+
+
+class Groups(NamedTuple):
+    group: Annotated[list[Group], Rows("group")]
+
+
+def _check_reasoning_gym(**options: Any) -> None:
+    rows.reasoning_gym(**options)
+
+
+@fold(source="group", lifetime="consumed", validate=_check_reasoning_gym)
+def reasoning_gym(
+    state: Cursor,
+    *,
+    tokenizer: Tokenizer,
+    seed: Annotated[int, Run("seed")],
+    task: str,
+    options: dict[str, Any] | None = None,
+    shots: int = 0,
+    format: Format = "plain",
+    split: Split = "train",
+    held_out: float = 0.2,
+    system: str | None = None,
+) -> Groups:
+    """Questions of a reasoning-gym task, made as they are needed: endless, and never one of the held-out split.
+
+    The options are those of `hops.rows.reasoning_gym`. The reward is `hops.reward.reasoning_gym`.
+    Returns one group, or none when the held-out split has no further question.
+    """
+    source = _source(state, rows.reasoning_gym, task=task, options=options, shots=shots, format=format, split=split,
+                     held_out=held_out, system=system, seed=seed)  # fmt: skip
+    try:
+        return _advance(state, source, state.at, tokenizer)
+    except IndexError:
+        return Groups([])
+
+
+def _check_table(*, epochs: int | None = None, shuffle: bool = True, **options: Any) -> None:
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be at least 1, not {epochs}; leave it out to go on without end")
+    rows.table(**options)
+
+
+@fold(source="group", lifetime="consumed", validate=_check_table)
+def table(
+    state: Cursor,
+    *,
+    tokenizer: Tokenizer,
+    seed: Annotated[int, Run("seed")],
+    path: str,
+    prompt: str | None = None,
+    ground_truth: str | None = None,
+    keep: list[str] | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    epochs: int | None = None,
+    shuffle: bool = True,
+) -> Groups:
+    """Rows of a JSON Lines or parquet file, in a new order each epoch that the seed decides.
+
+    The options are those of `hops.rows.table`. epochs: how often every row is handed out (default: without end).
+    Returns one group, or none when the epochs are finished. Raises ValueError naming file, line and column.
+    """
+    source = _source(state, rows.table, path=path, prompt=prompt, ground_truth=ground_truth, keep=keep, chat=chat,
+                     system=system)  # fmt: skip
+    if state.at >= len(source):
+        state.at, state.epoch = 0, state.epoch + 1
+    if epochs is not None and state.epoch >= epochs:
+        return Groups([])
+    index = int(permutation(seed, state.epoch, len(source))[state.at]) if shuffle else state.at
+    return _advance(state, source, index, tokenizer)
+
+
+def _advance(state: Cursor, source: rows.RowSource, index: int, tokenizer: Tokenizer) -> Groups:
+    """Row `index` as a group; the cursor moves only when that worked."""
+    example = source(index)
+    ids = rows.prompt_ids(example, tokenizer, source.where(index))
+    state.at += 1
+    return Groups([Group(ids, rows.pack(example))])
+
+
+def _source(state: Cursor, factory: Callable[..., Any], **options: Any) -> Any:
+    """The source with these options, made once a process; a run that begins reads its file anew."""
+    if state.at == state.epoch == 0:
+        _made.cache_clear()
+    return _made(factory, msgspec.json.encode(options))
+
+
+@functools.lru_cache(maxsize=16)
+def _made(factory: Callable[..., Any], options: bytes) -> Any:
+    return factory(**msgspec.json.decode(options))
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(seed: int, epoch: int, size: int) -> Int64[Array, "row"]:
+    """A fixed shuffle of range(size): the order of `size` raw words of PCG64.
+
+    numpy promises the raw words of a bit generator for ever, but not what `Generator.permutation` makes of them
+    (NEP 19), and a run must resume under a later numpy.
+    """
+    words = np.random.PCG64(np.random.SeedSequence([seed % 2**64, epoch])).random_raw(size)
+    return np.argsort(words, kind="stable")

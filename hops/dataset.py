@@ -1,4 +1,4 @@
-"""Dataset: the source of the ring. A fold over a cursor that hands out one group a firing while there is room."""
+"""Dataset: the source of the ring. A fold over a cursor that hands out one group a firing."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ def reasoning_gym(
     held_out: float = 0.2,
     system: str | None = None,
 ) -> Groups:
-    """Questions of a reasoning-gym task, made as they are needed: endless, and never one of the held-out split.
+    """Questions of a reasoning-gym task, made as they are needed: endless, never one of the held-out split.
 
     The options are those of `hops.rows.reasoning_gym`. The reward is `hops.reward.reasoning_gym`.
     Returns one group, or none when the held-out split has no further question.
     """
-    source = _source(state, rows.reasoning_gym, task=task, options=options, shots=shots, format=format, split=split,
-                     held_out=held_out, system=system, seed=seed)  # fmt: skip
+    source = _source(
+        state, rows.reasoning_gym, task=task, options=options, shots=shots, format=format, split=split,
+        held_out=held_out, system=system, seed=seed,
+    )  # fmt: skip
     try:
         return _advance(state, source, state.at, tokenizer)
     except IndexError:
@@ -92,11 +94,14 @@ def table(
 ) -> Groups:
     """Rows of a JSON Lines or parquet file, in a new order each epoch that the seed decides.
 
-    The options are those of `hops.rows.table`. epochs: how often every row is handed out (default: without end).
+    The options are those of `hops.rows.table`.
+    epochs: how often every row is handed out (default: without end)
     Returns one group, or none when the epochs are finished. Raises ValueError naming file, line and column.
     """
-    source = _source(state, rows.table, path=path, prompt=prompt, ground_truth=ground_truth, keep=keep, chat=chat,
-                     system=system)  # fmt: skip
+    source = _source(
+        state, rows.table, path=path, prompt=prompt, ground_truth=ground_truth, keep=keep, chat=chat,
+        system=system,
+    )  # fmt: skip
     if state.at >= len(source):
         state.at, state.epoch = 0, state.epoch + 1
     if epochs is not None and state.epoch >= epochs:
@@ -129,8 +134,8 @@ def _made(factory: Callable[..., Any], options: bytes) -> Any:
 def permutation(seed: int, epoch: int, size: int) -> Int64[Array, "row"]:
     """A fixed shuffle of range(size): the order of `size` raw words of PCG64.
 
-    numpy promises the raw words of a bit generator for ever, but not what `Generator.permutation` makes of them
-    (NEP 19), and a run must resume under a later numpy.
+    numpy promises the raw words of a bit generator for ever, but not what `Generator.permutation` makes of
+    them (NEP 19), and a run must resume under a later numpy.
     """
     words = np.random.PCG64(np.random.SeedSequence([seed % 2**64, epoch])).random_raw(size)
     return np.argsort(words, kind="stable")

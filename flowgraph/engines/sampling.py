@@ -22,31 +22,43 @@ def uniform(key: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def sample(
-    logits_SV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """Draw one token per row by inverting the cumulative distribution; returns tokens and log-probabilities.
+class Sampler:
+    """Draws one token per row by inverting the cumulative distribution.
 
-    logits_SV: any float dtype; the arithmetic is fp32. A log-probability is that of the distribution scaled
-    by the row's temperature; a row with temperature 0 takes the largest logit and gets the unscaled one.
-    A row whose logits hold a NaN or +inf gets the log-probability NaN and a meaningless token.
+    It keeps its work space of [S, V] floats: fresh pages would cost more than the arithmetic.
     """
-    assert len(logits_SV) == len(temperatures) == len(uniforms)
-    tiny = torch.finfo(torch.float32).tiny
-    divisors_S = torch.tensor([max(t, tiny) if t else 1.0 for t in temperatures], dtype=torch.float32)
-    scaled_SV = logits_SV.float()
-    # The largest becomes 0 before the division, so that no temperature is too small.
-    scaled_SV = (scaled_SV - scaled_SV.amax(dim=1, keepdim=True)).div_(divisors_S[:, None])
-    cumulative_SV = scaled_SV.exp().cumsum(dim=1)
-    total_S = cumulative_SV[:, -1].contiguous()
-    # The sought value stays below the total, and the first entry above it belongs to a token that made the
-    # sum grow: never one of probability 0.
-    sought_S = (torch.tensor(uniforms, dtype=torch.float64) * total_S).float()
-    sought_S = torch.minimum(sought_S, torch.nextafter(total_S, torch.zeros_like(total_S)))
-    tokens_S = torch.searchsorted(cumulative_SV, sought_S[:, None], right=True)[:, 0]
-    tokens_S.clamp_(max=logits_SV.shape[1] - 1)  # only a row of NaN gets there
-    if 0 in temperatures:
-        greedy_S = torch.tensor([t == 0 for t in temperatures])
-        tokens_S = torch.where(greedy_S, logits_SV.argmax(dim=1), tokens_S)
-    logprobs_S = scaled_SV.gather(1, tokens_S[:, None])[:, 0] - total_S.log()
-    return tokens_S.tolist(), logprobs_S.tolist()
+
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self._work_SV = torch.empty(rows, vocabulary, dtype=torch.float32)
+
+    def __call__(
+        self, logits_SV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
+    ) -> tuple[list[int], list[float]]:
+        """Returns the S tokens and their log-probabilities; uniforms: a number in [0, 1) per row.
+
+        The arithmetic is fp32. A log-probability is that of the distribution scaled by the row's
+        temperature; a row with temperature 0 takes the largest logit and gets the unscaled one. A row
+        whose logits hold a NaN or +inf gets the log-probability NaN and a meaningless token.
+        """
+        tiny = torch.finfo(torch.float32).tiny
+        divisors_S1 = torch.tensor([[max(t, tiny) if t else 1.0] for t in temperatures], dtype=torch.float32)
+        work_SV = self._work_SV.copy_(logits_SV)
+        largest_S1 = work_SV.amax(dim=1, keepdim=True)
+        # The largest becomes 0 before the division, so that no temperature is too small.
+        work_SV.sub_(largest_S1)
+        if any(t not in (0, 1) for t in temperatures):
+            work_SV.div_(divisors_S1)
+        cumulative_SV = work_SV.exp_().cumsum_(dim=1)
+        total_S1 = cumulative_SV[:, -1:].clone()
+        # The sought value stays below the total, and the first entry above it belongs to a token that made
+        # the sum grow: never one of probability 0.
+        sought_S1 = (torch.tensor(uniforms, dtype=torch.float64)[:, None] * total_S1).float()
+        sought_S1 = torch.minimum(sought_S1, torch.nextafter(total_S1, torch.zeros_like(total_S1)))
+        tokens_S1 = torch.searchsorted(cumulative_SV, sought_S1, right=True)
+        tokens_S1.clamp_(max=work_SV.shape[1] - 1)  # only a row of NaN gets there
+        greedy = [row for row, t in enumerate(temperatures) if t == 0]
+        if greedy:
+            tokens_S1[greedy] = logits_SV[greedy].float().max(dim=1, keepdim=True).indices
+        chosen_S1 = logits_SV.gather(1, tokens_S1).float()
+        logprobs_S1 = (chosen_S1 - largest_S1) / divisors_S1 - total_S1.log()
+        return tokens_S1[:, 0].tolist(), logprobs_S1[:, 0].tolist()

@@ -32,7 +32,7 @@ import torch
 from tokenizers import Tokenizer
 
 from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, Sampling
-from flowgraph.engines.sampling import KEY_LIMIT, sample, uniform
+from flowgraph.engines.sampling import KEY_LIMIT, Sampler, uniform
 from flowgraph.engines.slots import Prefix, PrefixCache, SlotModel
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -115,9 +115,9 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         vocabulary = Path(model_dir, "tokenizer.json")
         self._tokenizer = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else None
-        self._model: SlotModel | None = SlotModel(
-            model_dir, slots=slots, context=context, dtype=DTYPES[dtype]
-        )
+        model = SlotModel(model_dir, slots=slots, context=context, dtype=DTYPES[dtype])
+        self._model: SlotModel | None = model
+        self._sample_first, self._sample_next = (Sampler(rows, model.vocabulary) for rows in (1, slots))
         self._slots, self._context = slots, context
         self._version = 0
         self._paused = False
@@ -242,7 +242,8 @@ class TransformersEngine:
         """Prefill the oldest waiting request, sample its first token, and give it the lowest free slot."""
         request = self._waiting.popleft()
         prefix = self._prefix(request.prompt)
-        tokens, logprobs = sample(prefix.logits_V[None], [request.sampling.temperature], [request.draw])
+        temperatures, draws = [request.sampling.temperature], [request.draw]
+        tokens, logprobs = self._sample_first(prefix.logits_V[None], temperatures, draws)
         self._append(request, tokens[0], logprobs[0])
         if not request.future.done():
             request.slot = self._running.index(None)
@@ -266,7 +267,7 @@ class TransformersEngine:
             tokens[slot], positions[slot] = request.ids[-1], request.position
             temperatures[slot], draws[slot] = request.sampling.temperature, request.draw
         logits_SV = self._open().decode(tokens, positions)
-        sampled, logprobs = sample(logits_SV, temperatures, draws)
+        sampled, logprobs = self._sample_next(logits_SV, temperatures, draws)
         for slot, request in running:
             self._append(request, sampled[slot], logprobs[slot])
 

@@ -77,6 +77,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     id: int
     code: str
     error: str
+    help: str
     detail: str
 
 

@@ -107,7 +107,7 @@ class Ring:
             if self._finished():
                 break
             if not self.inbox:
-                self.inbox.extend(self.executor.wait(self._patience()))
+                self.inbox.extend(self._wait())
             while self.inbox:
                 self._take(self.inbox.popleft()[1])
         for key, place in list(self.ledger.place.items()):
@@ -131,8 +131,8 @@ class Ring:
         waiting = any(self.triggers.values()) or any(not f.record for f in self.in_flight.values())
         return self.steps_done >= self.plan.run.steps and not waiting
 
-    def _patience(self) -> float:
-        """Seconds until the oldest firing is late. Raises RunError when nothing is in flight, so nothing would ever come."""
+    def _wait(self) -> list[tuple[str, FromWorker]]:
+        """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when a firing is late."""
         if not self.in_flight:
             held = ", ".join(f"{n}: {len(q)} waiting" for f in self.folds.values() for n, q in ((f.hop.name, self._queued(f)),) if q)
             counts = self.ledger.counts
@@ -142,11 +142,14 @@ class Ring:
                 "a fold waits for more rows than it admits, or the dataset is exhausted; look at its options",
             )
         oldest = min(self.in_flight.values(), key=lambda f: f.began)
-        left = oldest.began + self.plan.run.deadline - time.monotonic()
-        if left <= 0:
-            at = f", row {oldest.record.row.key}" if oldest.record else ""
-            raise DeadlineError(f"hop {oldest.hop}{at} has run for {self.plan.run.deadline:.0f} s", "raise run.deadline if it may")
-        return left
+        deadline = self.plan.run.deadline
+        try:
+            return self.executor.wait(max(0.0, oldest.began + deadline - time.monotonic()))
+        except DeadlineError:
+            raise DeadlineError(
+                f"hop {oldest.hop}{_who(oldest)} on owner {self.plan.hops[oldest.hop].owner} has run for {deadline:g} s",
+                "raise run.deadline if that is right; else look at the owner's log",
+            ) from None
 
     @staticmethod
     def _queued(fold: FoldState) -> list[Row]:
@@ -353,13 +356,9 @@ class Ring:
         return [self.table.of(parent).row for parent in row.parents]
 
     def _omitted(self, hop: Hop, key: int) -> tuple[str, ...]:
-        """Columns whose every reader skips this row."""
-        out = []
-        for column in hop.written:
-            readers = [h for h, _ in self.plan.readers(hop.name, column.name)]
-            if all((key + 1) % h.every for h in readers if h.rows == hop.rows) and all(h.rows == hop.rows for h in readers):
-                out.append(column.name)
-        return tuple(out)
+        """Sets of tensors whose every reader skips this row: too large to write for nobody."""
+        tensors = [c.name for c in hop.written if c.kind == "tensors"]
+        return tuple(c for c in tensors if all((key + 1) % h.every for h, _ in self.plan.readers(hop.name, c)))
 
     def _send_event(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")
@@ -376,7 +375,7 @@ class Ring:
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Failed):
-            raise _error(message)
+            raise _error(message, _who(self.in_flight[message.id]) if message.id in self.in_flight else "")
         if not isinstance(message, Done):
             return
         firing = self.in_flight.pop(message.id)
@@ -447,10 +446,15 @@ def _mean(scalars: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(v) / len(v) for name, v in values.items()}
 
 
-def _error(message: Failed) -> RunError:
-    kind = ERRORS.get(message.code, HopError)
-    error = kind(message.error, "the traceback is in the run's log")
+def _who(firing: Firing) -> str:
+    """The row that a firing works on, for messages."""
+    if firing.record is None:
+        return ""
+    row = firing.record.row
+    return f" (step {row.key + 1})" if row.kind == "step" else f" ({row.kind} {row.key}, uid {row.uid})"
+
+
+def _error(message: Failed, who: str = "") -> RunError:
+    error = ERRORS.get(message.code, HopError)(message.error + who, message.help)
     error.__notes__ = [message.detail]
     return error
-
-

@@ -92,26 +92,25 @@ class Table:
             self.slots[hop].release(record.blocks.pop(hop).offset)
 
     def close(self, record: Record) -> None:
-        """No hop will take this row any more: free it as soon as no live row is made from it, and its parents then too."""
+        """No hop will take this row any more: free it as soon as no live row is made from it, and its parents then too.
+
+        Published weights outlive their step; `expire` frees them.
+        """
         record.closed = True
         if record.children:
             return
         self.free_blocks(record, ("firing", "trajectory", "group", "consumed", "step"))
-        if any(self.plan.hops[h].lifetime == "version" for h in record.blocks):
-            return  # the published weights outlive their step; `expire` frees them
-        self._remove(record)
-
-    def _remove(self, record: Record) -> None:
-        del self.live[record.row.kind, record.row.key]
         for parent in record.row.parents:
             above = self.of(parent)
             above.children -= 1
             if above.closed and not above.children:
                 self.close(above)
+        if not record.blocks:
+            del self.live[record.row.kind, record.row.key]
 
     def expire(self, before: int) -> None:
         """A new version is out: weights of steps before `before` are dead."""
-        for record in [r for (kind, key), r in self.live.items() if kind == "step" and key < before]:
-            self.free_blocks(record, ("version",))
-            if record.closed and not record.blocks:
-                self._remove(record)
+        for (kind, key), record in list(self.live.items()):
+            if kind == "step" and key < before and record.closed:
+                self.free_blocks(record, ("version",))
+                del self.live[kind, key]

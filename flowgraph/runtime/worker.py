@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flowgraph.errors import PayloadError, RunError
+from flowgraph.errors import RunError
 from flowgraph.passes.resolve import build_config, import_object
 from flowgraph.plan.plan import Hop, Plan, from_json
 from flowgraph.runtime import codec
@@ -105,7 +105,7 @@ class Worker:
             result = self.calls[hop.name](**ports, **fire.values)
             self._reply(hop, fire, result, read, began)
         except Exception as error:
-            self.send(failed(fire.id, f"hop {hop.name}, row {fire.key}", error))
+            self.send(failed(fire.id, f"hop {hop.name}", error))
 
     async def _fire_async(self, hop: Hop, fire: Fire) -> None:
         try:
@@ -114,7 +114,7 @@ class Worker:
             result = await self.calls[hop.name](**ports, **fire.values)
             self._reply(hop, fire, result, read, began)
         except Exception as error:
-            self.send(failed(fire.id, f"hop {hop.name}, row {fire.key}", error))
+            self.send(failed(fire.id, f"hop {hop.name}", error))
 
     def _reply(self, hop: Hop, fire: Fire, result: Any, read: dict[str, int], began: float) -> None:
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
@@ -141,9 +141,11 @@ class Worker:
 
 def failed(id: int, where: str, error: Exception) -> Failed:
     """What the driver needs to raise the same error by name."""
-    code = error.code if isinstance(error, RunError) else "FG902"
-    text = error.message if isinstance(error, PayloadError) else f"{where}: {type(error).__name__}: {error}"
-    return Failed(id, code, text, "".join(traceback.format_exception(error)))
+    detail = "".join(traceback.format_exception(error))
+    if isinstance(error, RunError):
+        return Failed(id, error.code, error.message, error.help, detail)
+    help = "the traceback is in error.txt of the run directory"
+    return Failed(id, "FG902", f"{where}: {type(error).__name__}: {error}", help, detail)
 
 
 # --- as a process ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows: where prompts and ground truths come from. Sources hold no hidden state: index → the same example, always.
+"""Rows: where prompts and ground truths come from. Sources hide no state: an index is always the same row.
 
 `reasoning_gym` and `table` are factories: a dataset hop builds its source with one, and an evaluation takes
 one as `rows: {use: hops.rows.table, path: …}`.

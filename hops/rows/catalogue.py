@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks and their options, read from its source files: importing it takes seconds, a check must not."""
+"""reasoning-gym's tasks and options, read from its source files: a check must not wait for the import."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMPACT = ("basic_arithmetic", "chain_sum", "decimal_chain_sum", "products")
 """Tasks whose metadata hold an `expression` with the answer as its value."""
 
 UNORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
-"""Tasks that iterate over sets of strings: the same seed gives other rows in another process (version 0.1.25)."""
+"""Tasks that iterate over sets of strings: one seed gives other rows in another process (version 0.1.25)."""
 
 
 def check_task(task: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for a task that does not exist or can't be reproduced, or an option that it does not have."""
+    """Raise ValueError for a task that is unknown or can't be reproduced, or an option that it has not."""
     files = _files()
     if task not in files:
         raise ValueError(f"reasoning-gym has no task {task!r}; {near(task, files)}it has {len(files)}")
@@ -32,9 +32,13 @@ def check_task(task: str, options: dict[str, Any]) -> None:
     known = _fields(files[task])
     for name in options:
         if name in ("seed", "size"):
-            raise ValueError(f"option {name!r} of {task} is not yours to set: rows come from run.seed, without end")
+            raise ValueError(
+                f"option {name!r} of {task} is not yours to set: rows come from run.seed, without end"
+            )
         if known and name not in known:
-            raise ValueError(f"task {task} has no option {name!r}; {near(name, known)}it has {', '.join(known)}")
+            raise ValueError(
+                f"task {task} has no option {name!r}; {near(name, known)}it has {', '.join(known)}"
+            )
 
 
 @functools.cache
@@ -58,6 +62,10 @@ def _fields(file: Path) -> tuple[str, ...]:
     registered = re.search(r"register_dataset\(\s*DATASET_NAME,\s*\w+,\s*(\w+)", text)
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef) and registered and node.name == registered[1]:
-            names = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+            names = [
+                n.target.id
+                for n in node.body
+                if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+            ]
             return tuple(n for n in names if n not in ("seed", "size"))
     return ()

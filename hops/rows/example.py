@@ -64,7 +64,7 @@ def unpack(value: Any) -> Example:
 def prompt_ids(example: Example, tokenizer: Tokenizer, where: str) -> Int32[Array, "prompt"]:
     """Token ids of the prompt; messages by the model's chat template, ending where the assistant answers.
 
-    Raises ValueError naming `where` for a prompt of no tokens, ModelError when the model has no chat template.
+    Raises ValueError naming `where` for a prompt of no tokens, ModelError for a model without chat template.
     """
     text = example.prompt if isinstance(example.prompt, str) else tokenizer.chat(example.prompt)
     ids = tokenizer.encode(text)
@@ -74,6 +74,6 @@ def prompt_ids(example: Example, tokenizer: Tokenizer, where: str) -> Int32[Arra
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """"did you mean …? " when a known name is close, else ""."""
+    """ "did you mean …? " when a known name is close, else ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""

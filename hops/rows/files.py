@@ -20,7 +20,9 @@ def check_file(path: str) -> None:
     """Raise ValueError for what can be seen without reading it all: missing, of an unknown kind, empty."""
     file = Path(path)
     if not file.exists():
-        raise ValueError(f"{path} does not exist (looked in {Path.cwd()}); give the path of a .jsonl or .parquet file")
+        raise ValueError(
+            f"{path} does not exist (looked in {Path.cwd()}); give the path of a .jsonl or .parquet file"
+        )
     if not file.is_file():
         raise ValueError(f"{path} is no file; give the path of a .jsonl or .parquet file")
     if file.suffix not in (".jsonl", ".ndjson", ".json", ".parquet"):
@@ -42,8 +44,11 @@ def open_file(path: str) -> Reader:
 
 
 class JsonLines:
-    """One JSON object a line; blank lines do not count. Every line is parsed once now, so that a bad one is found
-    before the run and not at step 900; the bytes are kept, not the objects."""
+    """One JSON object a line; blank lines do not count.
+
+    Every line is parsed once now, so that a bad one is found before the first step and not at step 900; the
+    bytes are kept, not the objects.
+    """
 
     def __init__(self, path: str, *, first_only: bool = False) -> None:
         self.path = path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 from hops.rows.catalogue import COMPACT, check_task
@@ -34,7 +35,7 @@ def reasoning_gym(
     system: str | None = None,
     seed: int = 0,
 ) -> GymRows:
-    """A source of reasoning-gym rows. The train split is endless; held-out rows are distinct and end when none is left.
+    """A source of reasoning-gym rows. The train split is endless; the held-out rows are distinct, and end.
 
     options: of the task, e.g. {min_terms: 2}
     shots: solved examples in front of every question, the same ones throughout
@@ -42,11 +43,13 @@ def reasoning_gym(
     held_out: share of all questions that the train split never shows
     system: a system message (chat only)
     seed: of the train split; held-out rows and few-shot examples do not depend on it
-    Raises ValueError for an unknown task, option or format. Nothing of reasoning-gym is imported before the first row.
+    Raises ValueError for an unknown task, option or format. reasoning-gym is imported with the first row.
     """
     check_task(task, options or {})
     if format == "compact" and task not in COMPACT:
-        raise ValueError(f"format compact needs a task that is one expression: {', '.join(COMPACT)}; use plain or chat")
+        raise ValueError(
+            f"format compact needs a task that is one expression: {', '.join(COMPACT)}; use plain or chat"
+        )
     if format not in ("compact", "plain", "chat"):
         raise ValueError(f"format {format!r} is none of compact, plain, chat")
     if split not in ("train", "held_out"):
@@ -82,7 +85,11 @@ class GymRows:
     def __call__(self, index: int) -> Example:
         """Row `index`. Raises IndexError past the last distinct held-out question."""
         entry = self._train(index) if self.split == "train" else self._held_out(index)
-        known = {k: v for k, v in entry["metadata"].items() if k not in ("source_dataset", "source_index", "difficulty")}
+        known = {
+            k: v
+            for k, v in entry["metadata"].items()
+            if k not in ("source_dataset", "source_index", "difficulty")
+        }
         columns: dict[str, Any] = {"task": self.task, "metadata": _plain(known)}
         if self.options:
             columns["options"] = self.options
@@ -91,7 +98,7 @@ class GymRows:
     def where(self, index: int) -> str:
         return f"reasoning-gym {self.task}, {self.split} row {index}"
 
-    # --- which questions --------------------------------------------------------------------------------------
+    # --- which questions -----------------------------------------------------------------
 
     def _train(self, index: int) -> dict[str, Any]:
         shown = {e["question"] for e in self._examples}
@@ -100,8 +107,8 @@ class GymRows:
             if not self._is_held_out(entry) and entry["question"] not in shown:
                 return entry
         raise ValueError(
-            f"task {self.task} has no question left to train on beside its {self.shots} shots and the held-out "
-            "ones; widen its options, or lower shots or held_out"
+            f"task {self.task} has no question left to train on beside its {self.shots} shots and the "
+            "held-out ones; widen its options, or lower shots or held_out"
         )
 
     def _held_out(self, index: int) -> dict[str, Any]:
@@ -132,19 +139,21 @@ class GymRows:
                 raise ValueError(f"task {self.task} states no answer that could be shown; use shots: 0")
             if not self._is_held_out(entry):
                 found.setdefault(entry["question"], entry)
-        raise ValueError(f"task {self.task} has only {len(found)} questions for {self.shots} shots; lower shots")
+        raise ValueError(
+            f"task {self.task} has only {len(found)} questions for {self.shots} shots; lower shots"
+        )
 
     def _is_held_out(self, entry: dict[str, Any]) -> bool:
         return _hash(entry["question"], 64) < self.share * 2**64
 
     def _draw(self, stream: str, index: int) -> dict[str, Any]:
-        """Entry `index` of an endless stream. A task seeds row i with seed + i, so blocks need seeds far apart."""
+        """Entry `index` of a stream. Tasks seed row i with seed + i, so blocks have seeds far apart."""
         block, at = divmod(index, _BLOCK)
         options = json.dumps(self.options, sort_keys=True)
         entry: dict[str, Any] = _dataset(self.task, options, _hash(f"{stream}/{block}", 31))[at]
         return entry
 
-    # --- what the model reads ------------------------------------------------------------------------------------
+    # --- what the model reads -----------------------------------------------------------------
 
     def _prompt(self, entry: dict[str, Any]) -> str | Messages:
         if self.format == "chat":
@@ -169,6 +178,14 @@ class GymRows:
             return f"{entry['metadata']['expression']} ="
         question = str(entry["question"]).strip()
         return question + "\n" if "\n" in question else question
+
+
+def scorer(task: str, options: dict[str, Any]) -> Callable[[str | None, dict[str, Any]], float]:
+    """The task's own `score_answer(answer, entry)`; some judge by the options that made the question."""
+    score: Callable[[str | None, dict[str, Any]], float] = _dataset(
+        task, json.dumps(options, sort_keys=True), 0
+    ).score_answer
+    return score
 
 
 @functools.lru_cache(maxsize=64)

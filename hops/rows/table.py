@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from hops.rows.example import Example, Messages, near
-from hops.rows.files import Reader, check_file, open_file
+from hops.rows.files import JsonLines, Reader, check_file, open_file
 
 LAYOUTS = (
     ("verl", "prompt", "reward_model.ground_truth"),
@@ -30,12 +30,12 @@ def table(
 ) -> TableRows:
     """A source of the rows of a file, in the file's order.
 
-    prompt, ground_truth: columns, or paths into them with dots (`reward_model.ground_truth`). Without them the layouts
-    of verl, slime and TRL are recognised. `ground_truth: ""` means that the rows have none.
+    prompt, ground_truth: columns, or paths into them with dots (`reward_model.ground_truth`). Without them
+    the layouts of verl, slime and TRL are recognised. `ground_truth: ""` means that the rows have none.
     keep: which other columns travel to the reward function (default: all)
-    chat: a prompt that is text becomes one user message. A prompt that is a list of messages is a chat anyway.
+    chat: a prompt that is text becomes one user message; a list of messages is a chat anyway
     system: a system message in front of a chat that has none
-    Raises ValueError for a file that is missing, empty or no JSON Lines / parquet, and for columns that it lacks.
+    Raises ValueError for a file that is missing, empty or of another kind, or for columns that it lacks.
     """
     check_file(path)
     rows = TableRows(path, prompt, ground_truth, keep, chat, system)
@@ -63,7 +63,7 @@ class TableRows:
         return len(self._reader)
 
     def __call__(self, index: int) -> Example:
-        """Row `index`. Raises IndexError past the last, ValueError naming file, line and column for a bad one."""
+        """Row `index`; IndexError past the last, ValueError with file, line and column for a bad one."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path} has {len(self)} rows; ask for no more")
         prompt, truth = self._columns
@@ -74,8 +74,6 @@ class TableRows:
 
     def check_first(self) -> None:
         """Raise ValueError when the first row of a JSON Lines file shows that the columns do not fit."""
-        from hops.rows.files import JsonLines
-
         first = JsonLines(self.path, first_only=True)
         prompt, truth = self._fit(first[0])
         self._example(first[0], prompt, truth, first.where(0))
@@ -99,7 +97,7 @@ class TableRows:
                 return fits
         layouts = "; ".join(f"{p} and {t} ({who})" for who, p, t in LAYOUTS)
         raise ValueError(
-            f"{self.path} has the columns {', '.join(row)}, and these fit no layout that is known: {layouts}. "
+            f"{self.path} has the columns {', '.join(row)}, which fit no known layout: {layouts}. "
             'Name the columns with prompt: and ground_truth: (ground_truth: "" if there is none)'
         )
 
@@ -123,13 +121,21 @@ class TableRows:
             messages: Messages = [{"role": "user", "content": value}]
         elif isinstance(value, str) and value:
             if self.system is not None:
-                raise ValueError(f"{where}: a system message needs a chat, and this prompt is text; add chat: true")
+                raise ValueError(
+                    f"{where}: a system message needs a chat, and this prompt is text; add chat: true"
+                )
             return value
         elif isinstance(value, list) and value:
             messages = [_message(m, where) for m in value]
         else:
-            what = "empty" if value in ("", []) else f"a {type(value).__name__}, neither text nor a list of messages"
-            raise ValueError(f"{where}: the prompt is {what}; name another column with prompt:, or mend the row")
+            what = (
+                "empty"
+                if value in ("", [])
+                else f"a {type(value).__name__}, neither text nor a list of messages"
+            )
+            raise ValueError(
+                f"{where}: the prompt is {what}; name another column with prompt:, or mend the row"
+            )
         if self.system is None:
             return messages
         if messages[0]["role"] == "system":
@@ -141,7 +147,9 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not {"role", "content"} <= value.keys():
         raise ValueError(f"{where}: {value!r:.80} is no message; write {{role, content}}")
     if not isinstance(value["role"], str) or not isinstance(value["content"], str):
-        raise ValueError(f"{where}: role and content of a message are text, not {value!r:.80}; write them as strings")
+        raise ValueError(
+            f"{where}: role and content of a message are text, not {value!r:.80}; write them as strings"
+        )
     # parquet gives every message the fields of all messages, None where it has none
     return {k: _plain(v, where) for k, v in value.items() if v is not None}
 
@@ -159,7 +167,9 @@ def _has(row: dict[str, Any], path: str) -> bool:
 
 def _value(row: dict[str, Any], path: str, where: str) -> Any:
     if not _has(row, path):
-        raise ValueError(f"{where}: no column {path!r}; {near(path, row)}the row has {', '.join(row) or 'none'}")
+        raise ValueError(
+            f"{where}: no column {path!r}; {near(path, row)}the row has {', '.join(row) or 'none'}"
+        )
     if path in row:
         return row[path]
     return functools.reduce(lambda at, part: at[part], path.split("."), row)

@@ -6,38 +6,38 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 VOCABULARY = 260
 
 
-def save_llama(where: Path, *, tied: bool = True, seed: int = 0) -> Path:
-    """Two layers, 4 query and 2 key/value heads; weights large enough that its tokens aren't a coin toss."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    torch.manual_seed(seed)
-    LlamaForCausalLM(config).save_pretrained(where)
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # large enough that its tokens aren't a coin toss
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def save_model(where: Path, config: PreTrainedConfig) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(where)
     alphabet = {symbol: at for at, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    words = {f"w{at}" for at in range(256, VOCABULARY)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=alphabet | {w: 256 + i for i, w in enumerate(sorted(words))}, merges=[])
-    )
+    others = {f"<{at}>": at for at in range(256, VOCABULARY)}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet | others, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(where / "tokenizer.json"))
     return where
@@ -46,13 +46,13 @@ def save_llama(where: Path, *, tied: bool = True, seed: int = 0) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with tied embeddings and no EOS."""
-    return save_llama(tmp_path_factory.mktemp("tiny"))
+    return save_model(tmp_path_factory.mktemp("tiny"), LlamaConfig(**SIZES, tie_word_embeddings=True))
 
 
-@pytest.fixture(scope="session")
-def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a head of its own."""
-    return save_llama(tmp_path_factory.mktemp("untied"), tied=False)
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a model of another config class; `more` overrides its settings."""
+    return lambda kind, **more: save_model(tmp_path, kind(**SIZES | more))
 
 
 @pytest.fixture

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowgraph.engines.sampling import sample, uniform
+from flowgraph.engines.sampling import Sampler, uniform
+
+
+def sample(
+    logits_SV: torch.Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    return Sampler(*logits_SV.shape)(logits_SV, temperatures, uniforms)
 
 
 def test_uniform_never_changes() -> None:

@@ -12,13 +12,24 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    OlmoConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from flowgraph.engines.protocol import Engine, EngineLoad, Generation, Sampling
 from flowgraph.engines.sampling import uniform
 from flowgraph.engines.transformers import TransformersEngine
 
 SLOTS, CONTEXT = 4, 40
+Save = Callable[..., Path]
 MakeWithEos = Callable[[int | list[int]], Path]
 Weights = dict[str, torch.Tensor]
 
@@ -113,9 +124,31 @@ def test_tokens_and_logprobs_equal_a_plain_loop(tiny: Path, temperature: float) 
         assert [str(a.dtype) for a in (got.ids, got.logprobs, got.versions)] == ["int32", "float32", "int32"]
 
 
-def test_an_untied_head_is_used(tiny_untied: Path) -> None:
-    ask = Ask([7, 8, 9])
-    assert alone(engine_of(tiny_untied), ask).ids.tolist() == expected(tiny_untied, ask)[0]
+@pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, OlmoConfig])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_dense_models_of_other_kinds_work(save: Save, kind: type[PreTrainedConfig], heads: int) -> None:
+    where = save(kind, num_key_value_heads=heads, tie_word_embeddings=False)
+    asks = [Ask([7, 8, 9], 8, key=1), Ask([250], 8, key=2)]
+    for ask, got in zip(asks, together(engine_of(where), asks), strict=True):
+        ids, logprobs = expected(where, ask)
+        assert got.ids.tolist() == ids
+        np.testing.assert_allclose(got.logprobs, logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        (Gemma2Config, {}, "'gemma2' needs an attention"),
+        (Gemma3TextConfig, {}, "'gemma3_text' has sliding_attention"),
+        (MistralConfig, {"sliding_window": 16}, "'mistral' has a sliding window of 16"),
+        (LlamaConfig, {"max_position_embeddings": 39}, "a context of 40 exceeds the 39 positions"),
+    ],
+)
+def test_a_model_that_one_mask_does_not_serve_is_refused(
+    save: Save, kind: type[PreTrainedConfig], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine_of(save(kind, **more))
 
 
 def test_the_key_decides(engine: TransformersEngine) -> None:

@@ -1,0 +1,39 @@
+"""Running the toy ring from a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flowgraph.passes.pipeline import load
+from flowgraph.runtime.run import ExecutorName, Outcome, run_graph
+
+TOY = str(Path(__file__).parent / "toy.yaml")
+
+
+def run_toy(tmp_path: Path, *overrides: str, executor: ExecutorName = "inproc") -> Outcome:
+    loaded = load(TOY, overrides)
+    assert not loaded.diagnostics, loaded.diagnostics
+    assert loaded.graph is not None
+    assert loaded.root is not None
+    return run_graph(loaded.graph, loaded.root.plain(), executor=executor, runs=str(tmp_path), live=False)
+
+
+def metrics(directory: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(directory: str) -> list[dict[str, Any]]:
+    """The step records, without what depends on the clock or on the order of arrival."""
+    timed = ("seconds", "step_seconds", "tokens_per_second", "in_flight", "ready")
+    return [{k: v for k, v in one.items() if k not in timed} for one in metrics(directory) if "lag_max" in one]
+
+
+def summary(directory: str) -> dict[str, Any]:
+    return dict(json.loads((Path(directory) / "summary.json").read_text()))
+
+
+def only_run(tmp_path: Path) -> str:
+    (directory,) = (tmp_path / "toy").iterdir()
+    return str(directory)

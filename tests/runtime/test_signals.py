@@ -1,0 +1,94 @@
+"""Ctrl-C, SIGTERM and kill -9 at any moment leave no process, no shared memory and whole metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.harness import TOY, only_run, summary
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    """A run that would take minutes, in a session of its own, as a terminal would start it."""
+    command = [sys.executable, "-m", "flowgraph.cli", "run", TOY, "--runs", str(tmp_path), "--set", "run.steps=100000"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def session_members(leader: int) -> list[str]:
+    """Living processes of a session (zombies do not live)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[3]) == leader and fields[0] != "Z":
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except (OSError, IndexError):
+                continue
+    return found
+
+
+def await_end(leader: int) -> None:
+    deadline = time.monotonic() + 15
+    while session_members(leader):
+        assert time.monotonic() < deadline, f"still there: {session_members(leader)}"
+        time.sleep(0.02)
+
+
+# From before the workers are started to the middle of the run.
+MOMENTS = [0.05, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, moment: float, how: signal.Signals) -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = start(tmp_path)
+    time.sleep(moment)
+    if how is signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, how) if how is signal.SIGINT else process.terminate()
+    output, _ = process.communicate(timeout=20)
+    await_end(process.pid)
+    assert set(os.listdir("/dev/shm")) <= before
+    assert "Traceback" not in output
+    if how is not signal.SIGKILL and (tmp_path / "toy").exists():
+        directory = only_run(tmp_path)
+        lines = (Path(directory) / "metrics.jsonl").read_text().splitlines()
+        assert all(json.loads(line) for line in lines)
+        if moment >= 2:
+            assert summary(directory)["status"] == "interrupted"
+            assert summary(directory)["steps"] == sum("lag_max" in json.loads(line) for line in lines) > 0
+
+
+def test_ctrl_c_twice_still_leaves_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    time.sleep(1.5)
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.01)
+    process.communicate(timeout=20)
+    await_end(process.pid)
+
+
+def test_a_killed_worker_ends_the_run_by_name(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    time.sleep(2)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "flowgraph.runtime.worker"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[0]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=20)
+    await_end(process.pid)
+    assert "error[FG903] the worker of owner" in output
+    assert "was killed by signal 9" in output
+    assert process.returncode == 1

@@ -65,8 +65,8 @@ async def held_out(
     """Sample each of the first `prompts` rows `samples` times and score them as `hops.reward.score` does.
 
     rows: index → `hops.rows.Example`, e.g. {use: hops.rows.table, path: test.jsonl}
-    A response is at most `dims.response` tokens long, as in training. The random key of a sample depends on its
-    prompt's index and its own, so that all versions draw alike.
+    A response is at most `dims.response` tokens long, as in training. The random key of a sample depends on
+    its prompt's index and its own, so that all versions draw alike.
     Raises ValueError when there are fewer rows than prompts, RunError when the engine ends a request early.
     """
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()))

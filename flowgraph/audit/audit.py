@@ -107,7 +107,8 @@ def _seam(plan: Plan, seam: Seam, whole: float, measured: Measured | None) -> Se
     if read is not None and priced and seam.mean_bytes:
         difference = (read - seam.mean_bytes) / seam.mean_bytes * 100
     return SeamRow(
-        seam.source, seam.reader, seam.transport, seam.lifetime, fields, seam.control, seam.mean_bytes, seam.max_bytes,
+        seam.source, seam.reader, seam.transport, seam.lifetime, fields, seam.control,
+        seam.mean_bytes, seam.max_bytes,
         seam.mean_bytes / whole if whole else 0.0,
         sum(f.mean for f in fields if f.producer != seam.source),
         priced, read, difference, any(f.exceeds for f in fields),
@@ -120,13 +121,14 @@ def _field(plan: Plan, seam: Seam, field: SeamField, measured: Measured | None) 
         total = measured.read.get(f"{seam.reader}.{field.port}")
         read = None if total is None else total / measured.steps
     return FieldRow(
-        field.port, field.producer, field.column, field.type, field.facts, field.mean_bytes, field.max_bytes, field.priced,
-        _copies(plan, seam.reader, field), read, field.priced and read is not None and read > field.max_bytes,
+        field.port, field.producer, field.column, field.type, field.facts,
+        field.mean_bytes, field.max_bytes, field.priced, _copies(plan, seam.reader, field),
+        read, field.priced and read is not None and read > field.max_bytes,
     )  # fmt: skip
 
 
 def _copies(plan: Plan, reader: str, field: SeamField) -> int:
-    """One into the writer's block; an array or tensors of one row are read in place, all else is built anew."""
+    """One into the writer's block; an array or tensors of one row are read in place, the rest is rebuilt."""
     kind = plan.hops[field.producer].column(field.column).kind
     gather = next(r.gather for r in plan.hops[reader].reads if r.port == field.port)
     return 1 if gather == "same" and kind in ("array", "tensors") else 2

@@ -28,7 +28,7 @@ def render_table(audit: Audit, width: int = 100, *, fields: bool = True) -> str:
 
 
 def renderable(audit: Audit, width: int, *, fields: bool = True) -> RenderableType:
-    """What a rich console of that width prints: seams, totals by owner, and notes. fields: a line for each port too."""
+    """What a rich console of that width prints. fields: also a line for each port."""
     from rich.console import Group
     from rich.text import Text
 
@@ -58,7 +58,8 @@ def _seam_rows(table: Table, seam: SeamRow, ran: bool, narrow: bool, fields: boo
     style = "bold red" if seam.share > HOT else "bold"
     crosses = f"{seam.transport}, {seam.lifetime}"
     cells = [_price(seam, seam.mean), _price(seam, seam.max), share_text(seam.share)]
-    cells += [_measured(seam.measured, seam.exceeds), _difference(seam)] if ran else []
+    over = seam.exceeds and (not fields or seam.measured is not None and seam.measured > seam.max)
+    cells += [_measured(seam.measured, over), _difference(seam)] if ran else []
     name = Text(f"{seam.source} → {seam.reader}", style)
     if narrow:
         name.append(f"\n  {crosses}", "not bold dim")

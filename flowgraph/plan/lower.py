@@ -12,6 +12,7 @@ from flowgraph.passes.check import collects, tokenizer_model
 from flowgraph.passes.sizes import evaluate, rows_per_step, size_of
 from flowgraph.plan.layout import aligned, tensor_bytes
 from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, Seam, SeamField, TensorSlot, Watch
+from flowgraph.spec.dims import parse
 from flowgraph.spec.hop import Port
 from flowgraph.spec.types import LIFETIMES, dtype_of
 
@@ -67,7 +68,7 @@ def _hop(graph: Graph, node: Node) -> Hop:
         name=node.name, use=spec.use, kind=facts_.kind, owner=node.owner, rows=node.kind,
         makes_rows=bool(facts_.source or facts_.expand or facts_.collect),
         concurrent=inspect.iscoroutinefunction(spec.function), lifetime=facts_.lifetime,
-        columns=columns, dims=_dims(columns), reads=reads, watches=watches, trigger=_trigger(graph, node),
+        columns=columns, dims=_dims(columns), bounds=_bounds(graph, node, columns), reads=reads, watches=watches, trigger=_trigger(graph, node),
         outputs={p.name: p.kind for p in spec.outputs},
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
         config=node.config, bound=_bound(graph, node),
@@ -127,6 +128,14 @@ def _dims(columns: tuple[Column, ...]) -> tuple[str, ...]:
             names += [d for d in column.shape if column.kind == "array" and d not in names]
             names += [f"#{column.name}"] if column.kind != "array" else []
     return tuple(names)
+
+
+def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...]) -> tuple[int, ...]:
+    """The largest size of each entry of `_dims`, on one row."""
+    opaque = {f"#{c.name}": c.max_bytes for c in columns}
+    return tuple(
+        opaque[d] if d in opaque else int(evaluate(parse(d), node.kind, graph.dims, "max")) for d in _dims(columns)
+    )
 
 
 def _read(graph: Graph, node: Node, binding: Binding) -> Read:

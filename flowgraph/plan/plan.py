@@ -72,7 +72,7 @@ class Watch(msgspec.Struct, frozen=True):
 class Hop(msgspec.Struct, frozen=True):
     """One hop, lowered. rows: what it makes or works on, None when only events fire it.
 
-    dims: the names whose sizes a block of its columns records, in order
+    dims: the names whose sizes a block of its columns records, in order; bounds: the largest of each
     trigger: the hops that must have given a row their part before this one fires on it
     slots: blocks that its region of the arena holds; block_bytes: the bound of one
     queue: rows it has made that may wait unread (folds)
@@ -89,6 +89,7 @@ class Hop(msgspec.Struct, frozen=True):
     lifetime: Lifetime
     columns: tuple[Column, ...]
     dims: tuple[str, ...]
+    bounds: tuple[int, ...]
     reads: tuple[Read, ...]
     watches: tuple[Watch, ...]
     trigger: tuple[str, ...]

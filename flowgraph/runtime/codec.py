@@ -36,15 +36,8 @@ def write(hop: Hop, values: Mapping[str, Any], view: memoryview, lease: int, omi
             size = sum(tensor_bytes(t) for t in column.tensors) if column.kind == "tensors" and not omitted else len(value)
             sizes[f"#{column.name}"] = size
     _agree(hop.name, sizes)
+    _within(hop, sizes)
     where = spans(hop, sizes)
-    end = max((s.start + s.nbytes for s in where.values()), default=0)
-    if end > hop.block_bytes:
-        largest = max(where, key=lambda name: where[name].nbytes)
-        raise PayloadError(
-            f"hop {hop.name} wrote {end} bytes, and a block of it holds {hop.block_bytes}; "
-            f"{largest} alone is {where[largest].nbytes} bytes with {_show(sizes)}",
-            "raise the max of the dim that is too small under dims:",
-        )
     for name, value in raw.items():
         _store(hop.column(name), value, view, lease, where[name])
     return tuple(sizes[d] for d in hop.dims), {name: s.nbytes for name, s in where.items()}
@@ -79,6 +72,17 @@ def _agree(who: str, sizes: Mapping[str, int]) -> None:
         expr = parse(dim)
         if expr.names <= set(sizes) and expr.at({n: sizes[n] for n in expr.names}) != size:
             raise PayloadError(f"hop {who}: {dim} is {size} with {_show(sizes)}", "make the lengths agree in the hop")
+
+
+def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
+    """Every size is within the bound that memory was allocated for."""
+    for dim, bound in zip(hop.dims, hop.bounds, strict=True):
+        if sizes[dim] > bound:
+            if dim.startswith("#"):
+                text = f"hop {hop.name} gave {dim[1:]} of {sizes[dim]} bytes, and its bound is {bound}"
+                raise PayloadError(text, f"raise max in the annotation of {dim[1:]} in {hop.place}")
+            text = f"hop {hop.name} gave {dim}={sizes[dim]}, and the graph's bound is {bound}"
+            raise PayloadError(text, f"raise the max of {dim} under dims: (of prompt and response for token), or give less")
 
 
 def _show(sizes: Mapping[str, int]) -> str:

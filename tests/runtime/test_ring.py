@@ -124,7 +124,7 @@ def test_a_hop_that_hangs_is_named_at_its_deadline(tmp_path: Path, executor: str
 
 
 def test_a_payload_beyond_its_bound_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(PayloadError, match=r"hop rollout wrote \d+ bytes, and a block of it holds \d+; tokens alone"):
+    with pytest.raises(PayloadError, match=r"hop rollout gave token=\d+, and the graph's bound is 16"):
         run_toy(tmp_path, "hops.rollout.with.too_long=90")
 
 

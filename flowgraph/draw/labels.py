@@ -1,0 +1,170 @@
+"""What a diagram says, whatever draws it: the lines of every node and every edge, their style and their tooltips."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flowgraph.audit.audit import Audit, FieldRow, SeamRow
+from flowgraph.audit.units import per_step, percent_text, size_text
+from flowgraph.passes.sizes import rows_per_step
+from flowgraph.plan.plan import Hop, Plan, Seam
+from flowgraph.spec.dims import Size
+
+Line = Literal["solid", "dashed", "dotted"]
+Colour = Literal["cpu", "resource", "ledger"]
+HOT = 0.5  # of all bytes a step
+OFF = 10.0  # percent between measured and predicted that deserve a second look
+PLURAL = {"group": "groups", "trajectory": "trajectories", "step": "batches"}
+
+
+class NodeText(msgspec.Struct, frozen=True):
+    """name in bold, then lines. colour only repeats what the owner line says."""
+
+    name: str
+    lines: tuple[str, ...]
+    colour: Colour
+    tooltip: str
+
+
+class EdgeText(msgspec.Struct, frozen=True):
+    """shape (monospace) and more ("+5 fields"); price (bold); measured; how and until (grey).
+
+    line: solid for bytes that the source wrote, dashed where most are another hop's, dotted without payload
+    hot: it alone carries more than half of all bytes. off: measured and predicted differ notably
+    """
+
+    shape: str
+    more: str
+    price: str
+    measured: str
+    how: str
+    until: str
+    line: Line
+    hot: bool
+    off: bool
+    nbytes: float
+    tooltip: str
+
+
+def node_text(plan: Plan, hop: Hop) -> NodeText:
+    owner = plan.owners.get(hop.owner)
+    held = "engine" if owner and owner.engine else "learner" if owner and owner.learner else ""
+    lines = [f"{hop.owner} · {held or 'cpu'}", rows_text(plan, hop)]
+    if hop.kind == "fold":
+        # A fold that makes no rows only keeps account of those of others.
+        lines.append(f"queue {hop.queue}" if hop.makes_rows else "ledger")
+    colour: Colour = "resource" if held else "ledger" if hop.kind == "fold" and not hop.makes_rows else "cpu"
+    return NodeText(hop.name, tuple(lines), colour, _node_tooltip(hop))
+
+
+def rows_text(plan: Plan, hop: Hop) -> str:
+    """`64 trajectories/step`, `1 batch/step`, `1 batch/5 steps`; `on events` for a hop without rows."""
+    if hop.rows is None:
+        return "on events"
+    count = rows_per_step(hop.rows, plan.dims, "mean")
+    singular = "batch" if hop.rows == "step" else hop.rows
+    noun = singular if count == 1 else PLURAL[hop.rows]
+    return f"{count:g} {noun}/step" if hop.every == 1 else f"{count:g} {noun}/{hop.every} steps"
+
+
+def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
+    """What one seam says. row: the audit's of the same seam."""
+    until = f"until {seam.lifetime}"
+    back = _back(seam)
+    if not seam.fields:
+        shape, more = _control_shape(plan, seam)
+        return EdgeText(
+            shape, more, back or "0 B/step", "", "control", until, "dotted", False, False, 0.0, _tooltip(seam, row)
+        )  # fmt: skip
+    largest = max(row.fields, key=lambda f: (f.mean, f.max))
+    rest = len(row.fields) - 1
+    more = f"+{rest} field{'s' if rest > 1 else ''}" if rest else ""
+    line: Line = "dashed" if row.by_reference * 2 > row.mean else "solid"
+    measured = "" if row.measured is None else f"{size_text(row.measured)} measured"
+    off = row.exceeds or row.difference is not None and abs(row.difference) > OFF
+    how = f"{seam.transport}, {back}" if back else seam.transport
+    return EdgeText(
+        largest.type, more, _price(row), measured, how, until, line, row.share > HOT, off, row.mean, _tooltip(seam, row)
+    )  # fmt: skip
+
+
+def _price(row: SeamRow) -> str:
+    if row.priced:
+        return per_step(row.mean)
+    return f"{per_step(row.mean)} + unpriced" if row.mean else "unpriced"
+
+
+def _back(seam: Seam) -> str:
+    if not seam.delay:
+        return ""
+    return f"delay {seam.delay}" + ("" if seam.max_lag is None else f", max_lag {seam.max_lag}")
+
+
+def _control_shape(plan: Plan, seam: Seam) -> tuple[str, str]:
+    """The rows that a seam hands on, else the names of its events and values."""
+    rows = [w.rows for w in plan.hops[seam.reader].watches if w.port in seam.control and w.mode != "event" and w.rows]
+    if rows:
+        others = len(seam.control) - 1
+        return f"{rows[0]} rows", f"+{others} more" if others > 0 else ""
+    return ", ".join(seam.control), ""
+
+
+def is_forward(plan: Plan, seam: Seam) -> bool:
+    """Whether a seam carries the work on: payload, or rows, neither late by a delay nor as a mere event."""
+    if seam.delay:
+        return False
+    watches = plan.hops[seam.reader].watches if seam.reader in plan.hops else ()
+    handed = any(w.port in seam.control and w.rows is not None and w.mode != "event" for w in watches)
+    return bool(seam.fields) or handed
+
+
+# --- tooltips --------------------------------------------------------------------------------------------------
+
+
+def _node_tooltip(hop: Hop) -> str:
+    first = hop.doc.strip().split("\n", 1)[0]
+    lines = [f"{hop.name}: {hop.kind} {hop.use}", hop.place, first]
+    lines += [f"gives {c.name}: {c.type}" + "".join(f" {f}" for f in c.facts) for c in hop.columns]
+    return "\n".join(line for line in lines if line)
+
+
+def _tooltip(seam: Seam, row: SeamRow) -> str:
+    head = f"{seam.source} → {seam.reader}: {seam.transport}, until {seam.lifetime}"
+    if seam.every > 1:
+        head += f", every {seam.every} rows"
+    lines = [head, *([_back(seam)] if seam.delay else [])]
+    lines += [_field_line(seam, f) for f in row.fields]
+    lines += [f"control: {', '.join(seam.control)}"] if seam.control else []
+    if row.fields and row.priced:
+        lines.append(f"mean {per_step(row.mean)}, at most {size_text(row.max)}")
+    if row.difference is not None:
+        lines.append(f"measured {per_step(row.measured or 0)} ({percent_text(row.difference)})")
+    return "\n".join(lines)
+
+
+def _field_line(seam: Seam, field: FieldRow) -> str:
+    facts = "".join(f" {fact}" for fact in field.facts)
+    price = per_step(field.mean) if field.priced else "unpriced"
+    origin = f" from {field.producer}.{field.column}" if field.producer != seam.source else ""
+    return f"{field.port}: {field.type}{facts}{origin}, {price}"
+
+
+# --- the legend ------------------------------------------------------------------------------------------------
+
+
+def dims_text(dims: dict[str, Size]) -> str:
+    """`group=8 sample=8 prompt≤64 (mean 32)`: fixed dims by =, bounded ones by ≤ with the mean that prices are of."""
+    parts = []
+    for name, size in dims.items():
+        fixed = size.mean == size.max
+        parts.append(f"{name}={size.max:,}" if fixed else f"{name}≤{size.max:,} (mean {size.mean:,g})")
+    return "  ".join(parts)
+
+
+def totals_text(audit: Audit) -> str:
+    text = f"all seams {per_step(audit.total.mean)}; in or out of the driver {per_step(audit.driver.mean)}"
+    if audit.total.measured is not None:
+        text += f"; measured {per_step(audit.total.measured)}"
+    return text

@@ -6,7 +6,7 @@ no torch.
 
 from flowgraph.engines.protocol import Engine, Generation, Sampling
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
-from flowgraph.learners.protocol import Learner
+from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
@@ -55,6 +55,7 @@ __all__ = [
     "Tensors",
     "Text",
     "TiledOver",
+    "TokenLoss",
     "Tokenizer",
     "TrainRows",
     "effect",

@@ -43,8 +43,8 @@ def grpo(
         _, first = np.unique(trajectory[rows], return_index=True)
         members = s_L[rows[first]]
         # max == min up to rounding: dividing by a standard deviation of 1e-17 would turn noise into signal
-        if len(members) < 2 or members.max() - members.min() <= 1e-6 * max(1.0, float(np.abs(members).max())):
+        if len(members) < 2 or members.max() - members.min() <= 1e-6 * float(np.abs(members).max()):
             continue
         scale = members.std(ddof=1) + eps if norm_by_std else 1.0
         out_L[rows] = (s_L[rows] - members.mean()) / scale
-    return np.repeat(out_L, np.diff(leaf_offsets)).astype(np.float32) * response_mask
+    return np.where(response_mask, np.repeat(out_L, np.diff(leaf_offsets)), 0.0).astype(np.float32)

@@ -1,8 +1,8 @@
 """Token losses: element-wise functions of log-probabilities, handed to the learner.
 
 A loss is made by a factory with keyword configuration and has flowgraph's `TokenLoss` type:
-(logprobs f32[n], entropy f32[n] without a graph, fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
-n counts masked tokens; the learner sums, and divides by their global number.
+(logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
+n counts masked tokens; the learner sums, and divides by their global number. Entropy comes without a graph.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from flowgraph.learners.protocol import TokenLoss
+from flowgraph import TokenLoss
 
 
 def policy_gradient(
@@ -23,16 +23,19 @@ def policy_gradient(
     with A = fields["advantages"]. Separate bounds are DAPO's clip-higher (arXiv 2503.14476).
 
     old: whose log-probabilities the ratio is taken against.
-        "train": the learner's own, before the step. With one optimiser step per batch these are the current ones,
-            so the ratio is exactly 1, nothing is clipped and the gradient is that of -A · logp (REINFORCE).
-        "rollout": fields["logprobs"], those the tokens were sampled with: off-policy by lag and by engine numerics.
+        "train": the learner's own, before the step. With one optimiser step per batch these are the current
+            ones: the ratio is exactly 1, nothing is clipped, the gradient is that of -A · logp (REINFORCE).
+        "rollout": fields["logprobs"], those the tokens were sampled with: off-policy by lag and by the
+            engine's numerics.
 
-    Metrics: `ratio`, `clipped` (share of tokens whose ratio is clipped, so that they pass no gradient), and, where
-    fields["logprobs"] is present, `logprob_gap` = |logp - logp_rollout|.
+    Metrics: `ratio`, `clipped` (share of tokens whose ratio is clipped, so that they pass no gradient), and,
+    where fields["logprobs"] is present, `logprob_gap` = |logp - logp_rollout|.
     Raises ValueError for a negative bound, or clip_low above 1; KeyError for a missing field.
     """
     if not (0 <= clip_low <= 1 and 0 <= clip_high < float("inf")):
-        raise ValueError(f"clip_low must be in [0, 1] and clip_high not negative, not {clip_low} and {clip_high}")
+        raise ValueError(
+            f"clip_low must be in [0, 1] and clip_high not negative, not {clip_low} and {clip_high}"
+        )
     if old not in ("train", "rollout"):
         raise ValueError(f"old must be train or rollout, not {old!r}")
 

@@ -58,7 +58,7 @@ def _seam_rows(table: Table, seam: SeamRow, ran: bool, narrow: bool, fields: boo
     style = "bold red" if seam.share > HOT else "bold"
     crosses = f"{seam.transport}, {seam.lifetime}"
     cells = [_price(seam, seam.mean), _price(seam, seam.max), share_text(seam.share)]
-    over = seam.exceeds and (not fields or seam.measured is not None and seam.measured > seam.max)
+    over = seam.exceeds and (not fields or (seam.measured is not None and seam.measured > seam.max))
     cells += [_measured(seam.measured, over), _difference(seam)] if ran else []
     name = Text(f"{seam.source} → {seam.reader}", style)
     if narrow:

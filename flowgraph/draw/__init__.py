@@ -1,1 +1,31 @@
+"""The data-flow diagram of a plan: shape, bytes, owner and lifetime on every edge."""
 
+from __future__ import annotations
+
+from typing import Literal
+
+from flowgraph.audit.audit import audit
+from flowgraph.audit.measured import Measured
+from flowgraph.draw.mermaid import to_mermaid
+from flowgraph.draw.svg import to_svg
+from flowgraph.plan.plan import Plan
+
+Format = Literal["svg", "mermaid"]
+FORMATS: tuple[Format, ...] = ("svg", "mermaid")
+
+
+def draw(plan: Plan, *, format: Format = "svg", measured: Measured | None = None) -> str:
+    """The diagram as text; the same plan and measurement give the same bytes.
+
+    measured: of a run of this plan; its bytes stand beside the predicted ones. Raises ValueError for a format
+    that is not in FORMATS.
+    """
+    priced = audit(plan, measured)
+    if format == "svg":
+        return to_svg(plan, priced)
+    if format == "mermaid":
+        return to_mermaid(plan, priced)
+    raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
+
+
+__all__ = ["FORMATS", "Format", "draw"]

@@ -1,4 +1,4 @@
-"""What a diagram says, whatever draws it: the lines of every node and every edge, their style and their tooltips."""
+"""What a diagram says, whatever draws it: the lines of every node and edge, their style, their tooltips."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class EdgeText(msgspec.Struct, frozen=True):
     """shape (monospace) and more ("+5 fields"); price (bold); measured; how and until (grey).
 
     line: solid for bytes that the source wrote, dashed where most are another hop's, dotted without payload
+    back: delay and max_lag of a back edge
     hot: it alone carries more than half of all bytes. off: measured and predicted differ notably
     """
 
@@ -41,6 +42,7 @@ class EdgeText(msgspec.Struct, frozen=True):
     measured: str
     how: str
     until: str
+    back: str
     line: Line
     hot: bool
     off: bool
@@ -73,20 +75,23 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
     """What one seam says. row: the audit's of the same seam."""
     until = f"until {seam.lifetime}"
     back = _back(seam)
+    every = f"every {seam.every}" if seam.every > 1 else ""
     if not seam.fields:
         shape, more = _control_shape(plan, seam)
         return EdgeText(
-            shape, more, back or "0 B/step", "", "control", until, "dotted", False, False, 0.0, _tooltip(seam, row)
+            shape, more, back or "0 B/step", "", "control", until, back,
+            "dotted", False, False, 0.0, _tooltip(seam, row),
         )  # fmt: skip
     largest = max(row.fields, key=lambda f: (f.mean, f.max))
     rest = len(row.fields) - 1
     more = f"+{rest} field{'s' if rest > 1 else ''}" if rest else ""
     line: Line = "dashed" if row.by_reference * 2 > row.mean else "solid"
     measured = "" if row.measured is None else f"{size_text(row.measured)} measured"
-    off = row.exceeds or row.difference is not None and abs(row.difference) > OFF
-    how = f"{seam.transport}, {back}" if back else seam.transport
+    off = row.exceeds or (row.difference is not None and abs(row.difference) > OFF)
+    how = ", ".join(word for word in (seam.transport, back, every) if word)
     return EdgeText(
-        largest.type, more, _price(row), measured, how, until, line, row.share > HOT, off, row.mean, _tooltip(seam, row)
+        largest.type, more, _price(row), measured, how, until, back,
+        line, row.share > HOT, off, row.mean, _tooltip(seam, row),
     )  # fmt: skip
 
 
@@ -104,11 +109,15 @@ def _back(seam: Seam) -> str:
 
 def _control_shape(plan: Plan, seam: Seam) -> tuple[str, str]:
     """The rows that a seam hands on, else the names of its events and values."""
-    rows = [w.rows for w in plan.hops[seam.reader].watches if w.port in seam.control and w.mode != "event" and w.rows]
+    rows = [
+        w.rows
+        for w in plan.hops[seam.reader].watches
+        if w.port in seam.control and w.mode != "event" and w.rows
+    ]
     if rows:
         others = len(seam.control) - 1
         return f"{rows[0]} rows", f"+{others} more" if others > 0 else ""
-    return ", ".join(seam.control), ""
+    return ", ".join(seam.control) + (f", every {seam.every}" if seam.every > 1 else ""), ""
 
 
 def is_forward(plan: Plan, seam: Seam) -> bool:
@@ -120,7 +129,7 @@ def is_forward(plan: Plan, seam: Seam) -> bool:
     return bool(seam.fields) or handed
 
 
-# --- tooltips --------------------------------------------------------------------------------------------------
+# --- tooltips ----------------------------------------------------------------------------------------------
 
 
 def _node_tooltip(hop: Hop) -> str:
@@ -151,11 +160,11 @@ def _field_line(seam: Seam, field: FieldRow) -> str:
     return f"{field.port}: {field.type}{facts}{origin}, {price}"
 
 
-# --- the legend ------------------------------------------------------------------------------------------------
+# --- the legend --------------------------------------------------------------------------------------------
 
 
 def dims_text(dims: dict[str, Size]) -> str:
-    """`group=8 sample=8 prompt≤64 (mean 32)`: fixed dims by =, bounded ones by ≤ with the mean that prices are of."""
+    """`group=8 sample=8 prompt≤64 (mean 32)`: fixed dims by =, bounded ones by ≤ with the priced mean."""
     parts = []
     for name, size in dims.items():
         fixed = size.mean == size.max

@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, rid: str) -> bool:
-        """End a request now: its `generate` returns what it has with finish_reason "abort". False if unknown."""
+        """End a request now; its `generate` returns what it has, with reason "abort". False if unknown."""
         ...
 
     async def pause(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from flowgraph.engines.registry import EngineOptions
 from flowgraph.errors import Place
 from flowgraph.learners.registry import LearnerOptions
-from flowgraph.spec.dims import Size
+from flowgraph.spec.dims import Expr, Size
 from flowgraph.spec.graphfile import GraphFile, InputDecl
-from flowgraph.spec.hop import HopSpec, Port
+from flowgraph.spec.hop import HopSpec
+from flowgraph.spec.ports import Port
 from flowgraph.spec.types import ROW_KINDS, RowKind
 
 
@@ -32,6 +34,11 @@ class Binding(msgspec.Struct):
     @property
     def carries_rows(self) -> bool:
         return self.source is None or self.source.kind == "rows"
+
+    @property
+    def is_column(self) -> bool:
+        """Whether payload crosses, and not rows by reference or a plain value."""
+        return self.source is not None and self.port.kind not in ("rows", "value")
 
 
 class Node(msgspec.Struct):
@@ -66,11 +73,15 @@ class Owner(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """The whole ring, resolved: names are hops, types are known, nothing has run."""
+    """The whole ring, resolved: names are hops, types are known, nothing has run.
+
+    broken: hops that resolve has findings about, so that nothing can be concluded from what they seem to lack
+    """
 
     file: GraphFile
     owners: dict[str, Owner]
     nodes: dict[str, Node]
+    broken: set[str] = set()
 
     @property
     def dims(self) -> dict[str, Size]:
@@ -79,6 +90,31 @@ class Graph(msgspec.Struct):
     def readers(self, producer: str) -> list[tuple[Node, Binding]]:
         """Every (node, binding) that reads a value which `producer` writes."""
         return [(n, b) for n in self.nodes.values() for b in n.bindings if b.producer == producer]
+
+    def columns(self) -> Iterator[tuple[Node, Binding]]:
+        """Every (node, binding) that payload crosses."""
+        return ((n, b) for n in self.nodes.values() for b in n.bindings if b.is_column)
+
+    def upstream(self, node: Node) -> Iterator[Node]:
+        """The hops whose rows reach `node`, nearest first; each once, without `node`."""
+        seen, queue = {node.name}, [node]
+        while queue:
+            at = queue.pop(0)
+            for binding in at.bindings:
+                if binding.via in seen or binding.port.mode == "event" or binding.port.kind == "value":
+                    continue
+                seen.add(binding.via)
+                queue.append(self.nodes[binding.via])
+                yield self.nodes[binding.via]
+
+    def doubtful(self, node: Node) -> bool:
+        """Whether the rows of a hop may be other than they seem, because it or a hop before it is broken."""
+        return any(n.name in self.broken for n in (node, *self.upstream(node)))
+
+    def tokenizer_model(self, owner: str) -> str | None:
+        """The model whose tokenizer a hop of this owner gets: the owner's, else the first that any owner names."""
+        owners = [self.owners[owner], *self.owners.values()] if owner in self.owners else []
+        return next((o.model for o in owners if o.model), None)
 
     @property
     def max_lag(self) -> int | None:
@@ -92,3 +128,20 @@ def later(a: RowKind | None, b: RowKind | None) -> RowKind | None:
     if a is None or b is None:
         return a or b
     return max(a, b, key=ROW_KINDS.index)
+
+
+def collects(producer: Node, reader: Node) -> bool:
+    """Whether the reader's one row is made from many of the producer's: only a step is."""
+    return reader.kind == "step" and producer.kind != "step"
+
+
+def is_offsets(dim: Expr) -> bool:
+    """`x+1` holds the bounds of x ranges, which shift when rows are joined."""
+    terms = dict(dim.terms)
+    return len(terms) == 2 and terms.pop((), 0) == 1 and set(terms.values()) == {1}
+
+
+def joins(dim: Expr) -> bool:
+    """Whether values along a dim can be joined: the dim of the whole is the sum, or that of joined ranges."""
+    counted = dim.names <= {"leaf", "token"}
+    return counted and (is_offsets(dim) or {len(m) for m, _ in dim.terms} == {1})

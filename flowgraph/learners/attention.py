@@ -1,11 +1,11 @@
 """Attention over a packed prefix tree: each run of queries reads exactly the keys on its path.
 
-A dense mask over the packed positions would price every pair of them, related or not; here scores exist only
-between a run and its path (plus the padding of a bucket). The grouped query heads of a key head are folded into
-the query rows, so keys and values are never repeated per query head.
+A dense mask over the packed positions would price every pair of them, related or not; here scores exist
+only between a run and its path (plus the padding of a bucket). The grouped query heads of a key head are
+folded into the query rows, so keys and values are never repeated per query head.
 
 Shapes: T packed positions; H query heads, G key heads; D head size; R runs, Q queries and K keys of a bucket;
-M = H/G·Q folded query rows of one run and key head; S key slots of all buckets together.
+B = R·G; M = H/G·Q folded query rows of one run and key head; S key slots of all buckets together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from torch import Tensor
 from .pack import Bucket, Micro
 
 NAME = "flowgraph_tree"
+
+# Probabilities kept for the backward pass, of one layer (8 MB in bfloat16). Above it they are computed again:
+# keeping them is what grows with the square of the length.
+_KEPT = 1 << 22
 
 
 class _Plan(NamedTuple):
@@ -34,13 +38,14 @@ class _Plan(NamedTuple):
 class TreePlan:
     """How one micro-batch attends; made once per forward pass, read by every layer.
 
-    Every position is a query of exactly one run, so outputs are gathered back with `slot_T`. A key may serve many
-    runs; its gradient is the sum over its slots, listed per position in `slots_S`, `slots_from_T1`: a fixed order.
+    Every position is a query of exactly one run, so outputs are gathered back with `slot_T`. A key may serve
+    many runs; its gradient is the sum over its slots, listed per position in `slots_S`, `slots_from_T1`.
     """
 
     def __init__(self, micro: Micro, dtype: torch.dtype) -> None:
         depth_T = torch.from_numpy(micro.depth_T)
         self.buckets = [_plan(bucket, depth_T, dtype) for bucket in micro.buckets]
+        self.scores = sum(plan.bias_RQK.numel() for plan in self.buckets)  # of one head
         total = len(micro.token_T)
         query_I = torch.cat([torch.from_numpy(bucket.query_RQ).reshape(-1) for bucket in micro.buckets])
         slots_I = torch.arange(len(query_I))
@@ -75,40 +80,58 @@ class _TreeAttention(torch.autograd.Function):
     """softmax(q·kᵀ·scale + bias)·v per run, and its gradient written out (no graph inside)."""
 
     @staticmethod
-    def forward(ctx: Any, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: TreePlan, scale: float) -> Tensor:
-        heads, groups = q_THD.shape[1], k_TGD.shape[1]
-        outputs, saved = [], []
+    def forward(
+        ctx: Any, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: TreePlan, scale: float
+    ) -> Tensor:
+        heads = q_THD.shape[1]
+        ctx.plan, ctx.scale, ctx.kept = plan, scale, plan.scores * heads <= _KEPT
+        outputs, saved = [], [q_THD, k_TGD, v_TGD]
         for bucket in plan.buckets:
-            q_BMD = _fold(q_THD, bucket, groups).mul_(scale)
-            k_BKD, v_BKD = _keys(k_TGD, bucket), _keys(v_TGD, bucket)
-            p_BMK = _softmax(torch.bmm(q_BMD, k_BKD.transpose(1, 2)), bucket, groups)
-            outputs.append(_unfold(torch.bmm(p_BMK, v_BKD), bucket, heads))
-            saved += [q_BMD, k_BKD, v_BKD, p_BMK]
+            parts = _probabilities(q_THD, k_TGD, v_TGD, bucket, scale)
+            outputs.append(_unfold(torch.bmm(parts.p_BMK, parts.v_BKD), bucket, heads))
+            if ctx.kept:
+                saved += parts
         ctx.save_for_backward(*saved)
-        ctx.plan, ctx.scale, ctx.heads, ctx.groups = plan, scale, heads, groups
-        return _gather(torch.cat(outputs), plan).view_as(q_THD)
+        return torch.cat(outputs).index_select(0, plan.slot_T).view_as(q_THD)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (do_THD,) = grads
-        plan, groups = ctx.plan, ctx.groups
+        plan: TreePlan = ctx.plan
+        q_THD, k_TGD, v_TGD, *saved = ctx.saved_tensors
+        heads, groups = q_THD.shape[1], k_TGD.shape[1]
         dq, dk, dv = [], [], []
         for i, bucket in enumerate(plan.buckets):
-            q_BMD, k_BKD, v_BKD, p_BMK = ctx.saved_tensors[4 * i : 4 * i + 4]
+            if ctx.kept:
+                parts = _Parts(*saved[4 * i : 4 * i + 4])
+            else:
+                parts = _probabilities(q_THD, k_TGD, v_TGD, bucket, ctx.scale)
             do_BMD = _fold(do_THD, bucket, groups, zero_padding=True)
-            dv.append(_unfold(torch.bmm(p_BMK.transpose(1, 2), do_BMD), bucket, groups))
-            dp_BMK = torch.bmm(do_BMD, v_BKD.transpose(1, 2))
-            ds_BMK = torch._softmax_backward_data(dp_BMK, p_BMK, -1, p_BMK.dtype)
-            dq.append(_unfold(torch.bmm(ds_BMK, k_BKD).mul_(ctx.scale), bucket, ctx.heads))
-            dk.append(_unfold(torch.bmm(ds_BMK.transpose(1, 2), q_BMD), bucket, groups))
-        shape_TGD = (do_THD.shape[0], groups, do_THD.shape[2])
-        return (
-            _gather(torch.cat(dq), plan).view_as(do_THD),
-            _sum_slots(torch.cat(dk), plan).view(shape_TGD),
-            _sum_slots(torch.cat(dv), plan).view(shape_TGD),
-            None,
-            None,
-        )
+            dv.append(_unfold(torch.bmm(parts.p_BMK.transpose(1, 2), do_BMD), bucket, groups))
+            dp_BMK = torch.bmm(do_BMD, parts.v_BKD.transpose(1, 2))
+            ds_BMK = torch._softmax_backward_data(dp_BMK, parts.p_BMK, -1, dp_BMK.dtype)
+            dq.append(_unfold(torch.bmm(ds_BMK, parts.k_BKD).mul_(ctx.scale), bucket, heads))
+            dk.append(_unfold(torch.bmm(ds_BMK.transpose(1, 2), parts.q_BMD), bucket, groups))
+        dq_THD = torch.cat(dq).index_select(0, plan.slot_T).view_as(q_THD)
+        return dq_THD, _sum_slots(dk, plan).view_as(k_TGD), _sum_slots(dv, plan).view_as(v_TGD), None, None
+
+
+class _Parts(NamedTuple):
+    """One bucket's scaled queries, keys, values and attention probabilities."""
+
+    q_BMD: Tensor
+    k_BKD: Tensor
+    v_BKD: Tensor
+    p_BMK: Tensor
+
+
+def _probabilities(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, bucket: _Plan, scale: float) -> _Parts:
+    q_BMD = _fold(q_THD, bucket, k_TGD.shape[1]).mul_(scale)
+    k_BKD, v_BKD = _keys(k_TGD, bucket), _keys(v_TGD, bucket)
+    s_BMK = torch.bmm(q_BMD, k_BKD.transpose(1, 2))
+    s_RHQK = s_BMK.view(bucket.runs, -1, *bucket.bias_RQK.shape[1:])
+    s_RHQK += bucket.bias_RQK[:, None]
+    return _Parts(q_BMD, k_BKD, v_BKD, torch.softmax(s_BMK, -1))
 
 
 def _fold(x_THD: Tensor, bucket: _Plan, groups: int, zero_padding: bool = False) -> Tensor:
@@ -135,21 +158,12 @@ def _unfold(x_BMD: Tensor, bucket: _Plan, heads: int) -> Tensor:
     return x_RHQD.transpose(1, 2).reshape(-1, heads * size)
 
 
-def _softmax(s_BMK: Tensor, bucket: _Plan, groups: int) -> Tensor:
-    queries, keys = bucket.bias_RQK.shape[1:]
-    s_RHQK = s_BMK.view(bucket.runs, -1, queries, keys)
-    s_RHQK += bucket.bias_RQK[:, None]
-    return torch.softmax(s_BMK, -1)
-
-
-def _gather(x_IC: Tensor, plan: TreePlan) -> Tensor:
-    return x_IC.index_select(0, plan.slot_T)
-
-
-def _sum_slots(x_SC: Tensor, plan: TreePlan) -> Tensor:
-    # A bag is the sum of its rows in listed order, accumulated in float32: deterministic, and it loses nothing
-    # to bfloat16 where many samples add to the gradient of one prompt key.
-    return F.embedding_bag(plan.slots_S, x_SC, plan.slots_from_T1, mode="sum", include_last_offset=True)
+def _sum_slots(parts: list[Tensor], plan: TreePlan) -> Tensor:
+    # A bag is the sum of its rows in listed order, accumulated in float32: deterministic, and it loses
+    # nothing to bfloat16 where many samples add to the gradient of one prompt key.
+    return F.embedding_bag(
+        plan.slots_S, torch.cat(parts), plan.slots_from_T1, mode="sum", include_last_offset=True
+    )
 
 
 def tree_attention(
@@ -162,7 +176,7 @@ def tree_attention(
     tree: TreePlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: [1,H,T,D], [1,G,T,D] → [1,T,H,D]. `tree` comes through the model's kwargs.
+    """transformers' attention interface: [1,H,T,D], [1,G,T,D] → [1,T,H,D]; the model hands on `tree`.
 
     Raises NotImplementedError for what plain causal attention is not (windows, caps, sinks, biases).
     """
@@ -170,10 +184,12 @@ def tree_attention(
         raise RuntimeError("tree attention was called without its plan: the model drops keyword arguments")
     unknown = [name for name in _PLAIN_ONLY if kwargs.get(name) is not None]
     if unknown:
-        raise NotImplementedError(f"tree packing knows no attention with {', '.join(unknown)}; use pack='padded'")
+        raise NotImplementedError(
+            f"tree packing knows no attention with {', '.join(unknown)}; use pack='padded'"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q_THD, k_TGD, v_TGD = (x[0].transpose(0, 1) for x in (query, key, value))
-    out_THD: Tensor = _TreeAttention.apply(q_THD, k_TGD, v_TGD, tree, scale)
+    out_THD: Tensor = _TreeAttention.apply(q_THD, k_TGD, v_TGD, tree, scale)  # type: ignore[no-untyped-call]
     return out_THD[None], None
 
 

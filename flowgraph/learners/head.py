@@ -1,12 +1,12 @@
 """Output head, token loss and their gradient, a block of positions at a time.
 
 A token loss is element-wise, so the logits of a block can be turned into their own gradient as soon as they
-exist: logits → log-probabilities and entropy → the loss and its derivative → dlogits, in place. Nothing of size
-[positions, vocabulary] outlives a block or enters an autograd graph (the idea of Liger's fused linear cross
-entropy, arXiv 2410.10989, extended to any element-wise loss).
+exist: logits → log-probabilities and entropy → the loss and its derivative → dlogits, in place. Nothing of
+size [positions, vocabulary] outlives a block or enters an autograd graph (the idea of Liger's fused linear
+cross entropy, arXiv 2410.10989, extended to any element-wise loss).
 
 Shapes: N masked tokens, U distinct positions that predict them (several tokens may share one), D hidden size,
-V vocabulary, C columns of one block.
+V vocabulary, C predicting positions of one block; T = B·L packed positions; I distinct token ids among them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .protocol import TokenLoss
@@ -48,6 +49,7 @@ class Head:
         self._weight_VD: torch.nn.Parameter = layer.weight  # type: ignore[assignment]
         self._bias_V: torch.nn.Parameter | None = getattr(layer, "bias", None)
         self._temperature = temperature
+        self._gradient_VD: Tensor | None = None
 
     @torch.no_grad()
     def logprobs(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
@@ -62,7 +64,7 @@ class Head:
     def backward(
         self, hidden_UD: Tensor, targets: Targets, fields: Mapping[str, Tensor], loss: TokenLoss, total: int
     ) -> HeadResult:
-        """Sum of the loss over tokens / total, and its gradient: added to the weight's, returned for the hidden.
+        """Sum of the loss over tokens / total; its gradient is added to the weight's, returned for hidden.
 
         total: the global number of masked tokens. Raises FloatingPointError for a loss that is not finite.
         """
@@ -90,16 +92,43 @@ class Head:
         return logits_CV if self._bias_V is None else logits_CV.add_(self._bias_V)
 
     def _add_gradients(self, dlogits_CV: Tensor, hidden_CD: Tensor) -> None:
-        _add_gradient(self._weight_VD, dlogits_CV.T @ hidden_CD)
+        if self._weight_VD.grad is None:
+            # One buffer for all steps: at this size, fresh memory costs as much as the product.
+            if self._gradient_VD is None:
+                self._gradient_VD = torch.empty_like(self._weight_VD)
+            self._weight_VD.grad = torch.mm(dlogits_CV.T, hidden_CD, out=self._gradient_VD)
+        else:
+            self._weight_VD.grad += dlogits_CV.T @ hidden_CD
         if self._bias_V is not None:
-            _add_gradient(self._bias_V, dlogits_CV.sum(0))
+            dbias_V = dlogits_CV.sum(0)
+            self._bias_V.grad = dbias_V if self._bias_V.grad is None else self._bias_V.grad + dbias_V
 
 
-def _add_gradient(parameter: torch.nn.Parameter, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad += gradient
+class TiedEmbedding:
+    """The input side of a matrix that is also the head's: its gradient is added where tokens are.
+
+    autograd would make a second gradient of the whole [V,D] matrix, nearly all zeros, and add the two.
+    """
+
+    def __init__(self, layer: torch.nn.Embedding) -> None:
+        self._layer = layer
+
+    def __call__(self, token_BL: Tensor) -> Tensor:
+        """[B,L] → a leaf [B,L,D] whose gradient `backward` takes."""
+        embedded_BLD: Tensor = self._layer(token_BL)
+        return embedded_BLD.detach().requires_grad_(torch.is_grad_enabled())
+
+    @torch.no_grad()
+    def backward(self, token_BL: Tensor, grad_BLD: Tensor) -> None:
+        """Add to the matrix's gradient, which the head has made; like torch, a padding id gets none."""
+        assert self._layer.weight.grad is not None
+        order_T = torch.argsort(token_BL.reshape(-1), stable=True)
+        id_I, count_I = torch.unique_consecutive(token_BL.reshape(-1)[order_T], return_counts=True)
+        # Bags sum in float32 and in a fixed order.
+        sum_ID = F.embedding_bag(order_T, grad_BLD.flatten(0, 1), count_I.cumsum(0) - count_I, mode="sum")
+        if self._layer.padding_idx is not None:
+            sum_ID[id_I == self._layer.padding_idx] = 0
+        self._layer.weight.grad.index_add_(0, id_I, sum_ID)
 
 
 def _blocks(hidden_UD: Tensor, targets: Targets) -> Iterator[tuple[slice, Targets]]:
@@ -125,7 +154,7 @@ def _softmax_in_place(
     # Two scratch buffers for the whole block: fresh ones cost more in page faults than the arithmetic.
     z_SV, e_SV = torch.empty(2, min(step, len(logits_CV)), logits_CV.shape[1]).unbind()
     bounds = torch.searchsorted(targets.which_N, torch.arange(0, len(logits_CV) + step, step)).tolist()
-    for i, part_CV in enumerate(logits_CV.split(step)):
+    for i, part_CV in enumerate(torch.split(logits_CV, step)):
         rows, tokens = slice(i * step, i * step + len(part_CV)), slice(bounds[i], bounds[i + 1])
         z_CV, e_CV = z_SV[: len(part_CV)].copy_(part_CV), e_SV[: len(part_CV)]
         if temperature != 1.0:

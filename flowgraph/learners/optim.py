@@ -1,7 +1,7 @@
 """AdamW on float32 masters, one pass over memory.
 
-A step reads each gradient once, in pieces that stay in the cache: piece → float32 → AdamW on master and moments
-→ back into the model's parameter. So float32 gradients of the whole model never exist, unless several
+A step takes each gradient in pieces that stay in the cache: piece → float32 → AdamW on master and moments →
+back into the model's parameter. So float32 gradients of the whole model never exist, unless several
 micro-batches have to be added up.
 """
 
@@ -51,7 +51,7 @@ class MasterAdamW:
         self._scratch = torch.empty(min(_PIECE, max(slot.master.numel() for slot in self._slots)))
 
     def accumulate(self) -> None:
-        """Add the parameters' gradients to float32 sums and clear them: once after each micro-batch but a lone one."""
+        """Add the gradients to float32 sums and clear them: after each micro-batch, if there are several."""
         if self._sums is None:
             self._sums = [torch.zeros_like(slot.master) for slot in self._slots]
         for slot, total in zip(self._slots, self._sums, strict=True):
@@ -67,7 +67,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self) -> tuple[float, float]:
-        """Clip, update masters and parameters, forget the gradients. Returns (norm before clipping, learning rate).
+        """Clip, update, forget the gradients. Returns (norm before clipping, learning rate).
 
         Raises FloatingPointError for a norm that is not finite; nothing has changed then.
         """
@@ -98,13 +98,13 @@ class MasterAdamW:
             torch.linalg.vector_norm(self._scratch[: len(piece)].copy_(piece))
             for gradient in gradients
             if gradient is not None
-            for piece in gradient.reshape(-1).split(_PIECE)
+            for piece in torch.split(gradient.reshape(-1), _PIECE)
         ]
         return torch.linalg.vector_norm(torch.stack(squares)) if squares else torch.zeros(())
 
     def _update(self, slot: _Slot, gradient: Tensor, lr: float, divisor: Tensor, count: Tensor) -> None:
-        views = [x.detach().view(-1).split(_PIECE) for x in slot[:4]]
-        for parameter, master, mean, square, piece in zip(*views, gradient.split(_PIECE), strict=True):
+        views = [torch.split(x.detach().view(-1), _PIECE) for x in slot[:4]]
+        for parameter, master, mean, square, piece in zip(*views, torch.split(gradient, _PIECE), strict=True):
             scaled = self._scratch[: len(piece)].copy_(piece)
             torch._fused_adamw_(
                 [master],

@@ -4,20 +4,21 @@ Two ways to lay rows out, with the same loss and gradient:
 
 - `padded`: rows of similar length side by side, padded on the right.
 - `tree`: every distinct prefix once. Rows are sorted, so that a row follows the one it shares most with; only
-  its tokens past that shared prefix (its *fresh* tokens) are laid down, and they attend to its whole path from
-  the root. Samples of one prompt share the prompt, forked leaves share their trunk, and samples that begin
-  alike share their beginning.
+  its tokens past that shared prefix (its *fresh* tokens) are laid down, and they attend to its whole path
+  from the root. Samples of one prompt share the prompt, forked leaves share their trunk, and samples that
+  begin alike share their beginning.
 
 In both, a row enters the model only up to the token before its last masked one: what stands behind is neither
 trained nor seen by anything that is.
 
 Shapes: T packed positions of one forward pass; N masked tokens; U distinct positions that predict them
-(U ≤ N: the first tokens of all samples of a prompt are predicted by one position); R runs of a bucket; Q queries
-and K keys of a run, padded to the longest of the bucket.
+(U ≤ N: the first tokens of all samples of a prompt are predicted by one position); R runs of a bucket; Q
+queries and K keys of a run, padded to the longest of the bucket.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -32,8 +33,10 @@ Packing = Literal["padded", "tree"]
 # Long runs are cut into this many queries: a causal run then reads little more than half of its square of
 # scores, and the scores of one bucket stay small.
 _QUERIES = 128
-# What opening one more bucket costs, in units of one score per head (a score costs about 2 ns for all passes).
+# What opening one more bucket costs, in units of one score per head.
 _BUCKET_COST = 16_384
+# Scores per head of one bucket, which exist all at once: 4 MB a head in bfloat16.
+_BUCKET_MAX = 1 << 21
 
 
 class Bucket(NamedTuple):
@@ -53,7 +56,7 @@ class Micro(NamedTuple):
     lines: how many right-padded lines of equal length T is made of (1 for a tree)
     buckets: the attention of a tree; empty when padded, where ordinary causal attention is right
     predictor_U: positions in T whose logits are needed
-    which_N, target_N: masked token n is token target_N[n], predicted at predictor_U[which_N[n]]; which_N ascends
+    which_N, target_N: masked token n is target_N[n], predicted at predictor_U[which_N[n]]; which_N ascends
     source_N: where masked token n stands in `Rows.tokens`
     """
 
@@ -68,7 +71,7 @@ class Micro(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row with something to train on: its first position in `Rows.tokens`, its input, its masked positions."""
+    """A row with something to train on: where it begins in `Rows.tokens`, its input, its masked positions."""
 
     start: int
     inputs: npt.NDArray[np.int32]
@@ -76,7 +79,7 @@ class _Row(NamedTuple):
 
 
 def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
-    """Raise ValueError, naming the row or field, for anything that cannot be trained on (see `Learner.step`)."""
+    """Raise ValueError, naming the row or field, for what cannot be trained on (see `Learner.step`)."""
     offsets, total = rows.offsets, len(rows.tokens)
     if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != total:
         raise ValueError(f"offsets must run from 0 to the number of tokens, {total}")
@@ -87,17 +90,21 @@ def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
     _check_tokens(rows, vocabulary, context)
     for name, values in rows.fields.items():
         if values.shape[:1] != (total,):
-            raise ValueError(f"field {name!r} must have one value per token ({total}), not shape {values.shape}")
+            raise ValueError(
+                f"field {name!r} must have one value per token ({total}), not shape {values.shape}"
+            )
         if np.issubdtype(values.dtype, np.floating):
             finite = np.isfinite(values.reshape(total, -1)).all(axis=1) | ~rows.mask
             for token in np.flatnonzero(~finite):
-                raise ValueError(f"row {_row_of(rows, token)}: field {name!r} is {values[token]} at token {token}")
+                raise ValueError(
+                    f"row {_row_of(rows, token)}: field {name!r} is {values[token]} at token {token}"
+                )
 
 
 def _check_tokens(rows: Rows, vocabulary: int, context: int) -> None:
     for token in np.flatnonzero((rows.tokens < 0) | (rows.tokens >= vocabulary)):
         raise ValueError(
-            f"row {_row_of(rows, token)}: token id {rows.tokens[token]} is outside the vocabulary of {vocabulary}"
+            f"row {_row_of(rows, token)}: token id {rows.tokens[token]} is not below {vocabulary}"
         )
     for row, length in enumerate(np.diff(rows.offsets)):
         if length > context:
@@ -106,14 +113,14 @@ def _check_tokens(rows: Rows, vocabulary: int, context: int) -> None:
             raise ValueError(f"row {row}: no prompt token stands before its first masked token")
 
 
-def _row_of(rows: Rows, token: int) -> int:
+def _row_of(rows: Rows, token: np.integer[Any]) -> int:
     return int(np.searchsorted(rows.offsets, token, side="right")) - 1
 
 
 def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
-    """Micro-batches of at most `max_tokens` positions (padding counts), in an order that depends on content only.
+    """Micro-batches of at most `max_tokens` positions, padding included; their order depends on content only.
 
-    A longer row stands alone. Rows without a masked token are left out. Expects rows that `check_rows` passes.
+    A longer row stands alone. Rows without a masked token are left out. Expects rows that pass `check_rows`.
     """
     live = list(_live(rows))
     if how == "tree":
@@ -123,7 +130,7 @@ def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
 
 def _live(rows: Rows) -> Iterator[_Row]:
     bounds = rows.offsets.tolist()
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         masked = np.flatnonzero(rows.mask[start:stop])
         if len(masked):
             yield _Row(start, rows.tokens[start : start + masked[-1]], masked)
@@ -217,7 +224,7 @@ def _buckets(runs: Sequence[tuple[Ints, Ints]]) -> Iterator[Bucket]:
             continue
         q, k = max(queries, len(run[0])), max(keys, len(run[1]))
         apart = area + len(run[0]) * len(run[1])
-        if held and (len(held) + 1) * q * k > apart + _BUCKET_COST:
+        if held and (len(held) + 1) * q * k > min(apart + _BUCKET_COST, _BUCKET_MAX):
             yield _bucket(held)
             held, area, q, k = [], 0, len(run[0]), len(run[1])
         held.append(run)

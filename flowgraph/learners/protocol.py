@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 
 class Rows(NamedTuple):
-    """Packed rows (leaves) of one training batch; `token` is the packed dim, row i is tokens[offsets[i]:offsets[i+1]].
+    """Packed rows (leaves) of one training batch; row i is tokens[offsets[i]:offsets[i+1]].
 
-    tokens: i32[token], prompt then response of each row
+    tokens: i32[token] (the packed dim), prompt then response of each row
     offsets: i64[leaf+1]
     mask: bool[token], true where the token was sampled and is trained on
     fields: name → array[token], what the loss reads besides (advantages, rollout log-probabilities…)
@@ -30,19 +30,22 @@ class Rows(NamedTuple):
 
 
 # (logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
-# n counts masked tokens only. Element-wise over tokens, so the learner may split rows as it likes; it sums the
-# loss and divides by the global number of masked tokens, and averages each metric over the same tokens.
+# n counts masked tokens only, in any order. Element-wise over tokens: the learner calls it once or many times
+# a batch, with as many tokens as it likes; it sums the loss and divides by the global number of masked tokens,
+# and averages each metric over the same tokens. Entropy comes without a graph: to report, not to train on.
 TokenLoss = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]]
 
 
 class Learner(Protocol):
     def step(self, rows: Rows, loss: TokenLoss) -> dict[str, float]:
         """One optimiser step on one batch: forward, backward, clip once, update. Returns metrics:
-        loss, grad_norm, lr, entropy, tokens (masked), rows, and those of the loss. A batch whose mask is all false takes
-        no step and says so with skipped=1.
+        loss, grad_norm (before clipping), lr, entropy, tokens (masked), rows (with a masked token), skipped,
+        and those of the loss. A batch whose mask is all false takes no step and says so with skipped=1.
 
         Raises ValueError naming the row for a row without a prompt token before its first masked token, an
-        unordered offset, a shape mismatch or a non-finite field.
+        unordered offset, a shape mismatch, a token outside the vocabulary, a row longer than the model's
+        context, or a field that is not finite where the mask is true; FloatingPointError for a loss or a
+        gradient that is not finite. In both cases no parameter has changed.
         """
         ...
 
@@ -51,7 +54,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → CPU tensors in the model's dtype, tied tensors once; views, valid until the next step."""
+        """Hugging Face names → CPU tensors in the model's dtype, tied ones once; views, valid until next step."""
         ...
 
     def save(self, directory: str) -> None:

@@ -1,11 +1,11 @@
 """The learner on torch: a Hugging Face causal model, packed rows, one AdamW step per batch.
 
-A step: check → pack → per micro-batch (backbone → head, loss and dlogits → backbone backward → add gradients in
-float32) → clip once → AdamW on float32 masters. The loss is summed over tokens and divided by the *global* number
-of masked tokens, so loss and gradient are the same for any split.
+A step: check → pack → per micro-batch (backbone → head, loss and dlogits → backbone backward → add gradients
+in float32) → clip once → AdamW on float32 masters. The loss is summed over tokens and divided by the *global*
+number of masked tokens, so loss and gradient are the same for any split.
 
-Shapes: B lines of L positions in one forward pass (B = 1 for a tree), T = B·L; U predicting positions; N masked
-tokens; D hidden size.
+Shapes: B lines of L positions in one forward pass (B = 1 for a tree), T = B·L; U predicting positions; N
+masked tokens; D hidden size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import attention
-from .head import Head, Targets
+from .head import Head, Targets, TiedEmbedding
 from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
 from .pack import pack as pack_rows
@@ -68,6 +68,7 @@ class TorchLearner:
         self._model = _load(model_dir, getattr(torch, dtype), pack)
         self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
+        self._embedding = _tied_embedding(self._model)
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
@@ -83,17 +84,23 @@ class TorchLearner:
         )
 
     def step(self, rows: Rows, loss: TokenLoss) -> dict[str, float]:
-        """See `Learner.step`. Metrics besides: rows counts those with a masked token; positions what the model computed.
+        """See `Learner.step`. One metric more: positions, how many the model computed, padding included.
 
-        The loss is called once per block of tokens; entropy comes without a graph. Raises FloatingPointError for
-        a loss or gradient norm that is not finite; parameters and optimiser are untouched then.
+        Raises FloatingPointError for a loss or a gradient norm that is not finite; parameters and optimiser
+        are then as before.
         """
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         micros = pack_rows(rows, self._pack, self._max_tokens)
         tokens = int(rows.mask.sum())
-        metrics = {"tokens": float(tokens), "rows": float(_trained_rows(rows)), "positions": float(positions(micros))}
+        metrics = {
+            "tokens": float(tokens),
+            "rows": float(_trained_rows(rows)),
+            "positions": float(positions(micros)),
+        }
         if not micros:
-            log.warning("no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1)
+            log.warning(
+                "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
+            )
             return {**metrics, "loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "entropy": 0.0, "skipped": 1.0}
         sums: dict[str, float] = {}
         try:
@@ -109,16 +116,27 @@ class TorchLearner:
         return {**sums, **metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
 
     def _backward(self, micro: Micro, rows: Rows, loss: TokenLoss, total: int) -> dict[str, float]:
-        """Add the gradient of one micro-batch to the parameters'; its share of loss, entropy and the loss's metrics."""
+        """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
         fields = {name: _tensor(values) for name, values in select(micro, dict(rows.fields)).items()}
-        hidden_UD = self._forward(micro)
+        inputs = _inputs(micro, self._model.dtype)
+        token_BL = inputs["input_ids"]
+        embedded_BLD = self._embedding(token_BL) if self._embedding else None
+        if embedded_BLD is not None:
+            inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
+        hidden_UD = self._hidden(inputs, micro)
         result = self._head.backward(hidden_UD.detach(), _targets(micro), fields, loss, total)
-        hidden_UD.backward(result.dhidden_UD)
+        torch.autograd.backward(hidden_UD, result.dhidden_UD)
+        if self._embedding and embedded_BLD is not None:
+            assert embedded_BLD.grad is not None
+            self._embedding.backward(token_BL, embedded_BLD.grad)
         return {**result.metrics, "loss": result.loss, "entropy": result.entropy}
 
     def _forward(self, micro: Micro) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        out = self._backbone(**_inputs(micro, self._model.dtype))
+        return self._hidden(_inputs(micro, self._model.dtype), micro)
+
+    def _hidden(self, inputs: dict[str, Any], micro: Micro) -> Tensor:
+        out = self._backbone(**inputs)
         hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
         return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
 
@@ -141,12 +159,19 @@ class TorchLearner:
 
     def close(self) -> None:
         """Free the model and the optimiser. Harmless when repeated."""
-        for name in ("_model", "_backbone", "_head", "_optimizer"):
+        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer"):
             self.__dict__.pop(name, None)
 
 
 def _check_config(
-    model_dir: str, dtype: str, how: str, max_tokens: int, lr: float, clip: float, warmup: int, temperature: float
+    model_dir: str,
+    dtype: str,
+    how: str,
+    max_tokens: int,
+    lr: float,
+    clip: float,
+    warmup: int,
+    temperature: float,
 ) -> None:
     if not os.path.isdir(model_dir):
         raise FileNotFoundError(f"no model directory at {model_dir!r}")
@@ -167,17 +192,26 @@ def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
 
     implementation = attention.register() if how == "tree" else "sdpa"
     with no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=implementation
+        )
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
     return model.eval()
+
+
+def _tied_embedding(model: Any) -> TiedEmbedding | None:
+    """Only for a plain embedding: one that scales or projects is left to autograd."""
+    layer = model.get_input_embeddings()
+    tied = layer.weight is model.get_output_embeddings().weight
+    return TiedEmbedding(layer) if tied and type(layer) is torch.nn.Embedding else None
 
 
 def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:
     """Refuse a model that the packing does not fit, on two short rows that share a prompt.
 
     The second row's logits are computed by our backbone and head beside one first row, and by the model's own
-    forward pass beside another first row. They differ if logits are more than hidden · headᵀ (caps, scales), or if
-    rows leak into each other (recurrence, positions that the model counts itself).
+    forward pass beside another. They differ if logits are more than hidden · headᵀ (caps, scales), or if rows
+    leak into each other (recurrence, a model that ignores the plan).
     """
     prompt, length = 6, 12
     config = model.config.get_text_config()
@@ -202,8 +236,8 @@ def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Pack
     error = float(torch.linalg.vector_norm(logits[0] - logits[1]) / torch.linalg.vector_norm(logits[1]))
     if not error < (1e-4 if model.dtype == torch.float32 else 2e-2):
         raise NotImplementedError(
-            f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its own"
-            " (recurrent layers, or a head that is more than one matrix)"
+            f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its"
+            " own (recurrent layers, or a head that is more than one matrix)"
         )
 
 

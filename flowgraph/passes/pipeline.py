@@ -1,4 +1,4 @@
-"""parse → resolve → check → lower, over a file. Every finding of every stage is reported at once."""
+"""parse → resolve → check, over a file. Every finding of every stage is reported at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from flowgraph.errors import CheckError, Diagnostic, Place
+from flowgraph.errors import Diagnostic, Place
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.check import check
 from flowgraph.passes.resolve import resolve
-from flowgraph.plan.lower import lower
-from flowgraph.plan.plan import Plan
 from flowgraph.spec.graphfile import read_graph
 from flowgraph.spec.source import Located, read, set_path
+
+# What is unreadable, unknown or circular; whatever else is said of the same place follows from it.
+CAUSES = ("FG102", "FG108", "FG109", "FG401")
 
 
 class Loaded(msgspec.Struct):
@@ -29,29 +30,32 @@ class Loaded(msgspec.Struct):
 def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
     """Read and check a graph. Never raises for what is in the file; OSError and such become a finding."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         message = f"can't read the graph: {getattr(error, 'strerror', None) or error}"
-        return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, "give the path of a graph file")])
-    sources = {path: text}
+        help = (
+            "save it as UTF-8 text"
+            if isinstance(error, UnicodeDecodeError)
+            else "give the path of a graph file"
+        )
+        return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, help)])
+    # The i-th override is line i of the file `--set`.
+    sources = {path: text, "--set": "\n".join(" ".join(one.splitlines()) for one in overrides)}
     root, found = read(path, text)
     if root is None:
         return Loaded(sources, None, None, found)
-    for override in overrides:
-        problem = set_path(root, override)
-        if problem is not None:
-            found.append(problem)
+    for number, override in enumerate(overrides if isinstance(root.value, dict) else (), start=1):
+        found += set_path(root, override, number)
     file, more = read_graph(path, root)
     found += more
     graph, more = resolve(file)
     found += more
     found += check(graph)
-    return Loaded(sources, root, graph, sorted(found, key=lambda d: (d.place, d.code)))
+    return Loaded(sources, root, graph, _settle(found))
 
 
-def compile_file(path: str, overrides: Sequence[str] = ()) -> Plan:
-    """The plan of a graph file. Raises CheckError with all findings."""
-    loaded = load(path, overrides)
-    if loaded.diagnostics or loaded.graph is None:
-        raise CheckError(loaded.diagnostics)
-    return lower(loaded.graph)
+def _settle(found: list[Diagnostic]) -> list[Diagnostic]:
+    """In file order, without what only follows from another finding at the same place."""
+    causes = {d.place: d.code for d in sorted(found, key=lambda d: d.code, reverse=True) if d.code in CAUSES}
+    kept = {d for d in found if causes.get(d.place, d.code) == d.code}
+    return sorted(kept, key=lambda d: (d.place, d.code, d.message))

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from flowgraph.ir.graph import Graph, Node
 from flowgraph.spec.dims import Expr, Size
+from flowgraph.spec.ports import Port
+from flowgraph.spec.types import dtype_of
 
 Which = Literal["mean", "max"]
 
@@ -30,7 +33,9 @@ def dim_values(kind: str | None, dims: Mapping[str, Size], which: Which) -> dict
     values = {name: float(getattr(size, which)) for name, size in dims.items()}
     trajectories = rows_per_step("trajectory", dims, which) if kind == "step" else 1.0
     leaf = size_of("leaf", dims, which)
-    token = size_of("token", dims, which, size_of("prompt", dims, which, 0) + size_of("response", dims, which, 0))
+    token = size_of(
+        "token", dims, which, size_of("prompt", dims, which, 0) + size_of("response", dims, which, 0)
+    )
     values |= {"trajectory": trajectories, "leaf": leaf * trajectories, "token": token * leaf * trajectories}
     values.setdefault("group", 1.0)
     values.setdefault("sample", 1.0)
@@ -40,3 +45,22 @@ def dim_values(kind: str | None, dims: Mapping[str, Size], which: Which) -> dict
 def evaluate(expr: Expr, kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
     """A dim expression on one row of `kind`. Raises KeyError for a dim without a size."""
     return expr.at(dim_values(kind, dims, which))
+
+
+def value_bytes(port: Port, kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
+    """Bytes of one row's value of a port that is no set of tensors."""
+    count = 1.0
+    for dim in port.shape:
+        count *= evaluate(dim, kind, dims, which)
+    each = dtype_of(port.dtype).itemsize if port.kind == "array" else getattr(port, which)
+    return count * float(each)
+
+
+def slots(graph: Graph, node: Node) -> int:
+    """Blocks alive at once, by what the lag admits: (max_lag + 2) steps of trajectories, two versions of weights."""
+    lag = graph.max_lag or 0
+    if any(p.kind == "tensors" for p in node.spec.columns):
+        return 2
+    if node.kind in ("group", "trajectory"):
+        return int((lag + 2) * rows_per_step(node.kind, graph.dims)) + 2
+    return lag + 3

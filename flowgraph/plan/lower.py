@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from flowgraph.ir.graph import Binding, Graph, Node
+from flowgraph.errors import CheckError
+from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets
 from flowgraph.models import facts
-from flowgraph.passes.check import collects, tokenizer_model
-from flowgraph.passes.sizes import evaluate, rows_per_step, size_of
+from flowgraph.passes.fixed import fixed
+from flowgraph.passes.pipeline import load
+from flowgraph.passes.sizes import evaluate, size_of, slots, value_bytes
 from flowgraph.plan.layout import aligned, tensor_bytes
-from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, Seam, SeamField, TensorSlot, Watch
+from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, TensorSlot, Watch
+from flowgraph.plan.seams import seams
 from flowgraph.spec.dims import parse
-from flowgraph.spec.hop import Port
-from flowgraph.spec.types import LIFETIMES, dtype_of
+from flowgraph.spec.ports import Port
 
 OVERHEAD = 64  # room to align a set of tensors inside a block
 
@@ -26,8 +28,24 @@ def lower(graph: Graph) -> Plan:
     overlap = lag > 0
     owners = {name: _owner(graph, name, hops, overlap) for name in _used_owners(graph)}
     return Plan(
-        graph.file.name, graph.file.doc, graph.dims, graph.file.run, lag, overlap, owners, hops, tuple(_seams(graph, hops))
-    )  # fmt: skip
+        graph=graph.file.name,
+        doc=graph.file.doc,
+        dims=graph.dims,
+        run=graph.file.run,
+        max_lag=lag,
+        overlap=overlap,
+        owners=owners,
+        hops=hops,
+        seams=tuple(seams(graph, hops)),
+    )
+
+
+def compile_file(path: str, overrides: Sequence[str] = ()) -> Plan:
+    """The plan of a graph file. Raises CheckError with all findings."""
+    loaded = load(path, overrides)
+    if loaded.diagnostics or loaded.graph is None:
+        raise CheckError(loaded.diagnostics)
+    return lower(loaded.graph)
 
 
 def cores() -> int:
@@ -48,8 +66,7 @@ def _owner(graph: Graph, name: str, hops: dict[str, Hop], overlap: bool) -> Owne
     threads = decl.threads or (share if name in heavy else 1)
     context = int(size_of("prompt", graph.dims, "max", 0) + size_of("response", graph.dims, "max", 0))
     needs = any("tokenizer" in h.resources.values() for h in hops.values() if h.owner == name)
-    node = next((n for n in graph.nodes.values() if n.owner == name), None)
-    tokenizer = tokenizer_model(graph, node) if node is not None and needs else None
+    tokenizer = graph.tokenizer_model(name) if needs else None
     return Owner(name, threads, arena, decl.engine, decl.learner, tokenizer, context if decl.engine else 0)
 
 
@@ -58,26 +75,46 @@ def _owner(graph: Graph, name: str, hops: dict[str, Hop], overlap: bool) -> Owne
 
 def _hop(graph: Graph, node: Node) -> Hop:
     spec = node.spec
+    facts_ = spec.facts
     columns = tuple(_column(graph, node, port) for port in spec.columns)
     written = [c for c in columns if c.crosses]
     block = sum(aligned(c.max_bytes) for c in written) + (OVERHEAD if written else 0)
-    reads = tuple(_read(graph, node, b) for b in node.bindings if not b.carries_rows and b.port.kind != "value")
-    watches = tuple(_watch(b) for b in node.bindings if b.carries_rows or b.port.kind == "value")
-    facts_ = spec.facts
+    dims = _dims(columns)
     return Hop(
-        name=node.name, use=spec.use, kind=facts_.kind, owner=node.owner, rows=node.kind,
-        makes_rows=bool(facts_.source or facts_.expand or facts_.collect),
-        concurrent=inspect.iscoroutinefunction(spec.function), lifetime=facts_.lifetime,
-        columns=columns, dims=_dims(columns), bounds=_bounds(graph, node, columns), reads=reads, watches=watches, trigger=_trigger(graph, node),
+        name=node.name,
+        use=spec.use,
+        kind=facts_.kind,
+        owner=node.owner,
+        rows=node.kind,
+        makes_rows=_makes(node),
+        concurrent=inspect.iscoroutinefunction(spec.function),
+        lifetime=facts_.lifetime,
+        columns=columns,
+        dims=dims,
+        bounds=_bounds(graph, node, columns, dims),
+        reads=tuple(_read(graph, node, b) for b in node.bindings if b.is_column),
+        watches=tuple(_watch(b) for b in node.bindings if not b.is_column),
+        trigger=_trigger(graph, node),
         outputs={p.name: p.kind for p in spec.outputs},
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
-        config=node.config, bound=_bound(graph, node),
-        resources={p.name: p.detail for p in spec.params if p.origin == "resource"}, uses=facts_.uses,
-        slots=_slots(graph, node) if written else 0, block_bytes=aligned(block, 64),
-        queue=node.capacity if node.capacity is not None else (graph.max_lag or 0) if facts_.collect else 1,
+        config=node.config,
+        bound=fixed(graph, node),
+        resources={p.name: p.detail for p in spec.params if p.origin == "resource"},
+        uses=facts_.uses,
+        slots=slots(graph, node) if written else 0,
+        block_bytes=aligned(block, 64),
+        queue=_queue(graph, node),
         every=max((b.decl.every for b in node.bindings if b.port.mode == "queue"), default=1),
-        place=str(spec.place), doc=spec.doc,
-    )  # fmt: skip
+        place=str(spec.place),
+        doc=spec.doc,
+    )
+
+
+def _queue(graph: Graph, node: Node) -> int:
+    """Rows that may wait unread: what the file says, else as many steps as the lag allows, else one."""
+    if node.capacity is not None:
+        return node.capacity
+    return (graph.max_lag or 0) if node.spec.facts.collect else 1
 
 
 def _column(graph: Graph, node: Node, port: Port) -> Column:
@@ -86,8 +123,17 @@ def _column(graph: Graph, node: Node, port: Port) -> Column:
     tensors = _tensors(graph, node) if port.kind == "tensors" else ()
     mean, bound = _bytes(graph, node, port, tensors)
     return Column(
-        port.name, port.kind, port.dtype, shape, str(port), tuple(_fact(f) for f in port.facts), mean, bound, crosses, tensors
-    )  # fmt: skip
+        name=port.name,
+        kind=port.kind,
+        dtype=port.dtype,
+        shape=shape,
+        type=str(port),
+        facts=tuple(_fact(f) for f in port.facts),
+        mean_bytes=mean,
+        max_bytes=bound,
+        crosses=crosses,
+        tensors=tensors,
+    )
 
 
 def _fact(fact: object) -> str:
@@ -100,14 +146,8 @@ def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]
     if port.kind == "tensors":
         total = sum(tensor_bytes(t) for t in tensors)
         return float(total), total
-    counts = {"mean": 1.0, "max": 1.0}
-    for which in counts:
-        for dim in port.shape:
-            counts[which] *= evaluate(dim, node.kind, graph.dims, which)  # type: ignore[arg-type]
-    if port.kind == "array":
-        width = dtype_of(port.dtype).itemsize
-        return counts["mean"] * width, int(counts["max"] * width)
-    return counts["mean"] * port.mean, int(counts["max"] * port.max)
+    mean, bound = (value_bytes(port, node.kind, graph.dims, which) for which in ("mean", "max"))
+    return mean, int(bound)
 
 
 def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
@@ -130,11 +170,11 @@ def _dims(columns: tuple[Column, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...]) -> tuple[int, ...]:
-    """The largest size of each entry of `_dims`, on one row."""
+def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...], dims: tuple[str, ...]) -> tuple[int, ...]:
+    """The largest size of each of `dims`, on one row."""
     opaque = {f"#{c.name}": c.max_bytes for c in columns}
     return tuple(
-        opaque[d] if d in opaque else int(evaluate(parse(d), node.kind, graph.dims, "max")) for d in _dims(columns)
+        opaque[d] if d in opaque else int(evaluate(parse(d), node.kind, graph.dims, "max")) for d in dims
     )
 
 
@@ -146,19 +186,15 @@ def _read(graph: Graph, node: Node, binding: Binding) -> Read:
         if not binding.source.shape:
             gather = "repeat" if binding.port.shape and str(binding.port.shape[0]) == "leaf" else "each"
         else:
-            gather = "offsets" if _is_offsets(binding.source) else "concat"
+            gather = "offsets" if is_offsets(binding.source.shape[0]) else "concat"
     return Read(binding.port.name, binding.producer, binding.source.name, binding.via, gather)
-
-
-def _is_offsets(port: Port) -> bool:
-    """A first dim `x+1` holds the bounds of x ranges, which shift when rows are joined."""
-    terms = dict(port.shape[0].terms)
-    return len(terms) == 2 and terms.get(()) == 1
 
 
 def _watch(binding: Binding) -> Watch:
     output = binding.source.name if binding.source is not None else ""
-    return Watch(binding.port.name, binding.via, output, binding.port.mode, binding.port.row_kind, binding.decl.every)
+    return Watch(
+        binding.port.name, binding.via, output, binding.port.mode, binding.port.row_kind, binding.decl.every
+    )
 
 
 def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
@@ -169,7 +205,7 @@ def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
     for binding in node.bindings:
         for name in (binding.producer, binding.via):
             other = graph.nodes[name]
-            gives_part = other.spec.facts.kind != "fold" or other.kind == node.kind and _makes(other)
+            gives_part = other.spec.facts.kind != "fold" or (other.kind == node.kind and _makes(other))
             if binding.port.mode == "queue" and other.kind == node.kind and gives_part and name not in names:
                 names.append(name)
     return tuple(names)
@@ -177,69 +213,3 @@ def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
 
 def _makes(node: Node) -> bool:
     return bool(node.spec.facts.source or node.spec.facts.expand or node.spec.facts.collect)
-
-
-def _bound(graph: Graph, node: Node) -> dict[str, int]:
-    """Parameters that come from dims, seams or the run."""
-    values: dict[str, int] = {}
-    for param in node.spec.params:
-        if param.origin == "dim" and param.detail in graph.dims:
-            values[param.name] = graph.dims[param.detail].max
-        elif param.origin == "run":
-            values[param.name] = getattr(graph.file.run, param.detail)
-        elif param.origin == "seam":
-            binding = node.binding(param.detail)
-            value = getattr(binding.decl, param.fact) if binding is not None else None
-            if value is None and param.fact == "max_lag":
-                value = graph.max_lag
-            if value is not None:
-                values[param.name] = value
-    return values
-
-
-def _slots(graph: Graph, node: Node) -> int:
-    """Blocks alive at once, by what the lag admits: (max_lag + 2) steps of trajectories, two versions of weights."""
-    lag = graph.max_lag or 0
-    if any(p.kind == "tensors" for p in node.spec.columns):
-        return 2
-    if node.kind in ("group", "trajectory"):
-        return int((lag + 2) * rows_per_step(node.kind, graph.dims)) + 2
-    return lag + 3
-
-
-# --- seams -----------------------------------------------------------------------------------------------------
-
-
-def _seams(graph: Graph, hops: dict[str, Hop]) -> Iterator[Seam]:
-    """One seam for every (hop, reader) that the graph writes, in file order of the readers."""
-    for node in graph.nodes.values():
-        for source in dict.fromkeys(b.via for b in node.bindings):
-            bindings = [b for b in node.bindings if b.via == source]
-            fields = tuple(_field(graph, node, b, hops) for b in bindings if not b.carries_rows and b.port.kind != "value")
-            control = tuple(b.port.name for b in bindings if b.carries_rows or b.port.kind == "value")
-            producers = {f.producer for f in fields}
-            crosses = any(hops[p].owner != node.owner for p in producers)
-            lives = [hops[p].lifetime for p in producers] or [hops[source].lifetime]
-            yield Seam(
-                source, node.name, "control" if not fields else "shared memory" if crosses else "in process",
-                max(lives, key=LIFETIMES.index), fields, control,
-                max(b.decl.delay for b in bindings),
-                next((b.decl.max_lag for b in bindings if b.decl.max_lag is not None), None),
-                max(b.decl.every for b in bindings),
-            )  # fmt: skip
-
-
-def _field(graph: Graph, node: Node, binding: Binding, hops: dict[str, Hop]) -> SeamField:
-    assert binding.source is not None
-    column = hops[binding.producer].column(binding.source.name)
-    read = next(r for r in hops[node.name].reads if r.port == binding.port.name)
-    producer = graph.nodes[binding.producer]
-    # A group's value that every trajectory reads is read once a trajectory, by reference to one copy.
-    finest = node.kind if read.gather == "same" else "trajectory"
-    every = binding.decl.every
-    mean = column.mean_bytes * rows_per_step(finest, graph.dims, "mean") / every
-    bound = column.max_bytes * rows_per_step(finest, graph.dims, "max")
-    priced = column.kind != "tensors" or bool(column.tensors)
-    return SeamField(
-        binding.port.name, binding.producer, column.name, str(binding.port), column.facts, mean, int(bound), priced
-    )  # fmt: skip

@@ -175,7 +175,12 @@ class Plan(msgspec.Struct, frozen=True):
     seams: tuple[Seam, ...]
 
     def readers(self, producer: str, column: str) -> list[tuple[Hop, Read]]:
-        return [(h, r) for h in self.hops.values() for r in h.reads if r.producer == producer and r.column == column]
+        return [
+            (h, r)
+            for h in self.hops.values()
+            for r in h.reads
+            if r.producer == producer and r.column == column
+        ]
 
 
 def to_json(plan: Plan) -> bytes:

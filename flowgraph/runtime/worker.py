@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowgraph.errors import RunError
-from flowgraph.passes.resolve import build_config, import_object
 from flowgraph.plan.plan import Hop, Plan, from_json
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import Arena, map_all
@@ -33,6 +32,7 @@ from flowgraph.runtime.messages import (
     decode_to_worker,
     encode,
 )
+from flowgraph.spec.config import build_config, import_object
 from flowgraph.spec.hop import HopSpec, read_spec
 
 MAX_FRAME = 1 << 30

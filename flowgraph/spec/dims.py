@@ -73,7 +73,8 @@ class Expr(msgspec.Struct, frozen=True):
         parts = []
         for monomial, factor in sorted(self.terms, key=lambda t: (-len(t[0]), t[0])):
             names = "*".join(monomial)
-            parts.append(str(factor) if not names else names if factor == 1 else f"{factor}*{names}")
+            sign = {1: "", -1: "-"}.get(factor, f"{factor}*")
+            parts.append(f"{sign}{names}" if names else str(factor))
         return "+".join(parts).replace("+-", "-") or "0"
 
 
@@ -89,7 +90,7 @@ def parse(text: str) -> Expr:
     """Read one dim, e.g. `leaf+1`, `2*layer`, `(prompt+response)*sample`. Raises ValueError naming the text."""
     try:
         return _convert(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r} is no sum or product of dims and integers") from error
 
 
@@ -99,6 +100,8 @@ def _convert(node: ast.expr) -> Expr:
             return symbol(name)
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return integer(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return integer(-1) * _convert(operand)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _convert(left) + _convert(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import Any
+import re
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from flowgraph.errors import Diagnostic, Place
 from flowgraph.spec.dims import Size
+from flowgraph.spec.reader import Reader, shown
 from flowgraph.spec.source import Located
+
+# What counts things: never negative, and small enough that products of a few of them stay exact.
+MANY = 2**31 - 1
+Count = Annotated[int, Meta(ge=0, le=MANY)]
+Positive = Annotated[int, Meta(ge=1, le=MANY)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=1)]
+
+FILE_NAME = re.compile(r"[\w-][\w.-]{0,99}")
+NAME = re.compile(r"[^\W\d][\w-]*")
+TOP = ("graph", "doc", "dims", "owners", "hops", "run", "models")
 
 
 class InputDecl(msgspec.Struct):
@@ -26,7 +38,7 @@ class InputDecl(msgspec.Struct):
 
 
 class HopDecl(msgspec.Struct):
-    """One entry of `hops:`."""
+    """One entry of `hops:`. partial: keys of it that are not as written, so that what they lack is no finding."""
 
     name: str
     place: Place
@@ -38,6 +50,7 @@ class HopDecl(msgspec.Struct):
     owner_place: Place | None = None
     capacity: int | None = None
     capacity_place: Place | None = None
+    partial: frozenset[str] = frozenset()
 
 
 class OwnerDecl(msgspec.Struct):
@@ -67,7 +80,7 @@ class ModelLock(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GraphFile(msgspec.Struct):
-    """A graph as written, every part with its place."""
+    """A graph as written, every part with its place. partial: the sections that could be read in part only."""
 
     name: str
     file: str
@@ -79,151 +92,165 @@ class GraphFile(msgspec.Struct):
     run: RunDecl
     models: dict[str, ModelLock]
     place: Place
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """"did you mean x? " when one of the known names is near, else ""."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {match[0]}? " if match else ""
-
-
-class Reader:
-    """Collects findings while it takes a Located tree apart. Every `get` says what it wanted."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.found: list[Diagnostic] = []
-
-    def error(self, code: str, place: Place, message: str, help: str) -> None:
-        self.found.append(Diagnostic(code, place, message, help))
-
-    def mapping(self, node: Located, what: str, keys: Iterable[str] | None = None) -> dict[str, Located]:
-        """The dict inside, with unknown keys reported and left out; {} when it is something else."""
-        if not isinstance(node.value, dict):
-            self.error("FG106", node.place, f"{what} must be a mapping, not {node.plain()!r}", f"write {what} as key: value lines")
-            return {}
-        if keys is None:
-            return node.value
-        allowed = list(keys)
-        for name in node.value:
-            if name not in allowed:
-                help = f"{near(name, allowed)}keys here: {', '.join(allowed)}"
-                self.error("FG104", node.keys.get(name, node.place), f"unknown key {name!r} in {what}", help)
-        return {k: v for k, v in node.value.items() if k in allowed}
-
-    def convert(self, node: Located, kind: Any, what: str, default: Any) -> Any:
-        """The value as `kind`, or a finding and `default`."""
-        try:
-            return msgspec.convert(node.plain(), kind, strict=True)
-        except msgspec.ValidationError as error:
-            self.error("FG106", node.place, f"{what}: {str(error)[0].lower()}{str(error)[1:]}", f"mend the value of {what}")
-            return default
+    partial: frozenset[str] = frozenset()
 
 
 def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     """Check the keys of a whole file. The result is usable as far as it could be read."""
     reader = Reader(file)
-    top = reader.mapping(root, "the graph", ("graph", "doc", "dims", "owners", "hops", "run", "models"))
+    given = reader.record(root, "the graph", TOP)
+    top = given or {}
     for key in ("graph", "hops"):
-        if key not in top:
-            reader.error("FG105", Place(file, 1, 1), f"the graph has no {key!r}", f"add `{key}:`")
+        if given is not None and reader.lacks(root, key, TOP):
+            reader.error("FG105", Place(file, 1, 1), f"the graph has no `{key}`", f"add `{key}:`")
     name = reader.convert(top["graph"], str, "graph", "graph") if "graph" in top else "graph"
-    if name and not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
-        reader.error("FG106", top["graph"].place, f"graph name {name!r} is no file name", "use letters, digits, - and _")
-    doc = reader.convert(top["doc"], str, "doc", "") if "doc" in top else ""
-    dims, dim_places = _dims(reader, top.get("dims"))
+    if not FILE_NAME.fullmatch(name):
+        help = "use letters, digits, - and _, at most 100"
+        reader.error("FG106", top["graph"].place, f"the graph's name {name[:40]!r} is no file name", help)
+    partial = {key for key in TOP if root.partial or (key not in top and not reader.lacks(root, key, TOP))}
+    sections: dict[str, dict[str, Located]] = {}
+    for key in ("dims", "owners", "hops"):
+        sections[key], whole = reader.section(top.get(key), key)
+        if not whole:
+            partial.add(key)
+    if "hops" in top and not sections["hops"] and "hops" not in partial:
+        reader.error(
+            "FG105", top["hops"].place, "the graph has no hops", "add hops; `flowgraph init` writes a ring"
+        )
     owners = {"driver": OwnerDecl("driver", root.place)}
-    for key, node in reader.mapping(top["owners"], "owners").items() if "owners" in top else ():
-        owners[key] = _owner(reader, key, node, top["owners"].keys[key])
-    hops = {}
-    for key, node in reader.mapping(top["hops"], "hops").items() if "hops" in top else ():
-        hops[key] = _hop(reader, key, node, top["hops"].keys[key])
-    run = _run(reader, top.get("run"))
-    models = reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {}
-    return GraphFile(name, file, doc, dims, dim_places, owners, hops, run, models, root.place), reader.found
+    owners |= {
+        key: _owner(reader, key, node, top["owners"].keys[key]) for key, node in sections["owners"].items()
+    }
+    hops = {key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()}
+    graph = GraphFile(
+        name=name,
+        file=file,
+        doc=reader.convert(top["doc"], str, "doc", "") if "doc" in top else "",
+        dims={key: _size(reader, key, node) for key, node in sections["dims"].items()},
+        dim_places={key: node.place for key, node in sections["dims"].items()},
+        owners=owners,
+        hops=hops,
+        run=_run(reader, top["run"]) if "run" in top else RunDecl(),
+        models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
+        place=root.place,
+        partial=frozenset(partial),
+    )
+    return graph, reader.found
 
 
-def _dims(reader: Reader, node: Located | None) -> tuple[dict[str, Size], dict[str, Place]]:
-    sizes: dict[str, Size] = {}
-    places: dict[str, Place] = {}
-    for name, value in reader.mapping(node, "dims").items() if node else ():
-        places[name] = value.place
-        if isinstance(value.value, int) and not isinstance(value.value, bool):
-            sizes[name] = Size(mean=value.value, max=value.value)
-        else:
-            sizes[name] = reader.convert(value, Size, f"dims.{name}", Size(1, 1))
-        size = sizes[name]
-        if size.max < 1 or not 0 <= size.mean <= size.max:
-            reader.error("FG106", value.place, f"dims.{name}: mean {size.mean:g} and max {size.max}", "give 0 <= mean <= max, max >= 1")
-            sizes[name] = Size(1, 1)
-    return sizes, places
+def _size(reader: Reader, name: str, node: Located) -> Size:
+    what = f"dims.{name}"
+    size: Size
+    if isinstance(node.value, dict):
+        size = reader.convert(node, Size, what, Size(1, 1))
+    elif isinstance(node.value, int) and not isinstance(node.value, bool):
+        size = Size(mean=node.value, max=node.value)
+    else:
+        help = f"write {name}: 8, or {name}: {{mean: 4, max: 8}}"
+        reader.error(
+            "FG106", node.place, f"{what} must be a whole number or a mean and a max, not {shown(node)}", help
+        )
+        size = Size(1, 1)
+    if not (1 <= size.max <= MANY and 0 <= size.mean <= size.max):
+        help = f"give 0 <= mean <= max and 1 <= max <= {MANY}"
+        reader.error("FG106", node.place, f"{what} has mean {size.mean:g} and max {size.max:g}", help)
+        size = Size(1, 1)
+    return size
+
+
+def _named(reader: Reader, what: str, name: str, place: Place) -> None:
+    if not NAME.fullmatch(name):
+        help = "use letters, digits, - and _, and a letter first"
+        reader.error("FG106", place, f"{what} name {name[:40]!r} can't be referred to", help)
 
 
 def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
+    _named(reader, "owner", name, place)
     out = OwnerDecl(name, place)
-    for key, value in reader.mapping(node, f"owner {name}", ("processes", "threads", "engine", "learner")).items():
+    what = f"owners.{name}"
+    for key, value in (
+        reader.record(node, what, ("processes", "threads", "engine", "learner")) or {}
+    ).items():
         if key == "threads":
-            out.threads = reader.convert(value, int, f"owners.{name}.threads", 1)
-            if out.threads is not None and out.threads < 1:
-                reader.error("FG106", value.place, f"owners.{name}.threads is {out.threads}", "give at least 1, or leave it out")
+            out.threads = reader.convert(value, Positive, f"{what}.threads", 1)
         elif key == "processes":
-            if reader.convert(value, int, f"owners.{name}.processes", 1) != 1:
-                reader.error("FG106", value.place, f"owner {name} asks for {value.plain()} processes", "write processes: 1; an owner is one process")
+            if reader.convert(value, int, f"{what}.processes", 1) != 1:
+                message = f"owner {name} asks for {value.plain()} processes"
+                reader.error("FG106", value.place, message, "write processes: 1; an owner is one process")
         else:
-            reader.mapping(value, f"owners.{name}.{key}")
+            reader.section(value, f"{what}.{key}")
             setattr(out, key, value)
     return out
+
+
+HOP_KEYS = ("use", "in", "with", "owner", "capacity")
 
 
 def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
-    keys = reader.mapping(node, f"hop {name}", ("use", "in", "with", "owner", "capacity"))
-    if "use" not in keys and isinstance(node.value, dict):
-        reader.error("FG105", place, f"hop {name} has no `use`", "add `use:` with an import path such as hops.reward.score")
+    _named(reader, "hop", name, place)
+    what = f"hops.{name}"
+    keys = reader.record(node, what, HOP_KEYS)
     out = HopDecl(name, place, "", place, {})
+    if keys is None:
+        return out
+    if reader.lacks(node, "use", HOP_KEYS):
+        help = "add `use:` with an import path such as hops.reward.score"
+        reader.error("FG105", place, f"hop {name} has no `use`", help)
     if "use" in keys:
-        out.use, out.use_place = reader.convert(keys["use"], str, f"hops.{name}.use", ""), keys["use"].place
-    for port, value in reader.mapping(keys["in"], f"hops.{name}.in").items() if "in" in keys else ():
-        out.inputs[port] = _input(reader, name, port, value, keys["in"].keys[port])
-    if "with" in keys:
-        reader.mapping(keys["with"], f"hops.{name}.with")
-        out.config = keys["with"]
+        out.use, out.use_place = reader.convert(keys["use"], str, f"{what}.use", ""), keys["use"].place
+    partial = {k for k in ("in", "with") if k not in keys and not reader.lacks(node, k, HOP_KEYS)}
+    inputs, whole = reader.section(keys.get("in"), f"{what}.in")
+    partial |= set() if whole else {"in"}
+    for port, value in inputs.items():
+        out.inputs[port] = _input(reader, f"{what}.in.{port}", port, value, keys["in"].keys[port])
+    _, whole = reader.section(keys.get("with"), f"{what}.with")
+    partial |= set() if whole else {"with"}
+    out.config = keys.get("with")
     if "owner" in keys:
-        out.owner, out.owner_place = reader.convert(keys["owner"], str, f"hops.{name}.owner", None), keys["owner"].place
+        out.owner, out.owner_place = (
+            reader.convert(keys["owner"], str, f"{what}.owner", None),
+            keys["owner"].place,
+        )
     if "capacity" in keys:
         out.capacity_place = keys["capacity"].place
-        out.capacity = reader.convert(keys["capacity"], int, f"hops.{name}.capacity", None)
-        if out.capacity is not None and out.capacity < 0:
-            reader.error("FG106", out.capacity_place, f"hops.{name}.capacity is {out.capacity}", "give 0 or more")
+        out.capacity = reader.convert(keys["capacity"], Count, f"{what}.capacity", None)
+    out.partial = frozenset(partial)
     return out
 
 
-def _input(reader: Reader, hop: str, port: str, node: Located, at: Place) -> InputDecl:
-    what = f"hops.{hop}.in.{port}"
+INPUT_KEYS = ("from", "delay", "max_lag", "every")
+
+
+def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> InputDecl:
     if isinstance(node.value, str):
         return InputDecl(port, node.value, node.place, at)
-    keys = reader.mapping(node, what, ("from", "delay", "max_lag", "every"))
-    if "from" not in keys:
-        reader.error("FG105", node.place, f"{what} names no hop", "write the hop that it comes from, or {from: hop}")
-        return InputDecl(port, "", node.place, at)
-    out = InputDecl(port, reader.convert(keys["from"], str, what, ""), keys["from"].place, at)
-    for key in ("delay", "max_lag", "every"):
+    out = InputDecl(port, "", node.place, at)
+    if not isinstance(node.value, dict):
+        help = f"write {port}: and the hop that it comes from, or {{from: hop}}"
+        reader.error(
+            "FG106", node.place, f"{what} must be a hop's name or a mapping, not {shown(node)}", help
+        )
+        return out
+    keys = reader.record(node, what, INPUT_KEYS) or {}
+    if reader.lacks(node, "from", INPUT_KEYS):
+        help = "write the hop that it comes from, or {from: hop}"
+        reader.error("FG105", node.place, f"{what} names no hop", help)
+    if "from" in keys:
+        out.ref, out.place = reader.convert(keys["from"], str, f"{what}.from", ""), keys["from"].place
+    for key, kind in (("delay", Count), ("max_lag", Count), ("every", Positive)):
         if key in keys:
-            value = reader.convert(keys[key], int, f"{what}.{key}", 1)
-            if value < (1 if key == "every" else 0):
-                reader.error("FG106", keys[key].place, f"{what}.{key} is {value}", "give a larger number")
-            setattr(out, key, value)
+            setattr(out, key, reader.convert(keys[key], kind, f"{what}.{key}", 1))
     return out
 
 
-def _run(reader: Reader, node: Located | None) -> RunDecl:
-    if node is None:
-        return RunDecl()
-    keys = reader.mapping(node, "run", RunDecl.__struct_fields__)
+def _run(reader: Reader, node: Located) -> RunDecl:
+    kinds: dict[str, Any] = {
+        "steps": Positive,
+        "seed": Seed,
+        "deadline": Seconds,
+        "show": list[str],
+    }
     out = RunDecl()
-    kinds: dict[str, Any] = {"steps": int, "seed": int, "deadline": float, "show": list[str]}
-    for key, value in keys.items():
+    for key, value in (reader.record(node, "run", kinds) or {}).items():
         setattr(out, key, reader.convert(value, kinds[key], f"run.{key}", getattr(out, key)))
-    for key, least in (("steps", 1), ("seed", 0), ("deadline", 1)):
-        if getattr(out, key) < least:
-            reader.error("FG106", keys[key].place, f"run.{key} is {getattr(out, key)}", f"give at least {least}")
     return out

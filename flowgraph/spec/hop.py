@@ -6,12 +6,10 @@ annotation gives the output ports (a NamedTuple: one a field). `read_spec` turns
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
-import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,10 +18,9 @@ from flowgraph.errors import Place
 from flowgraph.learners.protocol import Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
-from flowgraph.spec.dims import Expr, parse_shape
+from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
-PortKind = Literal["array", "text", "json", "tensors", "scalars", "rows", "value"]
 RESOURCES: dict[Any, str] = {Engine: "engine", Learner: "learner", Tokenizer: "tokenizer"}
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,35 +38,6 @@ class Facts(msgspec.Struct, frozen=True):
     uses: str | None = None
     validate: Callable[..., None] | None = None
     room: Callable[..., int] | None = None
-
-
-class Port(msgspec.Struct, frozen=True):
-    """One named, typed input or output.
-
-    shape: dims of one value; "" is a scalar. Text and Json have at most one dim, Tensors and Scalars none.
-    row_kind: for rows, which kind
-    columns: for an output of rows, what each new row carries
-    """
-
-    name: str
-    kind: PortKind
-    dtype: str = ""
-    shape: tuple[Expr, ...] = ()
-    mean: int = 0
-    max: int = 0
-    mode: T.ReadMode = "queue"
-    initial: int | None = None
-    facts: tuple[T.Fact, ...] = ()
-    row_kind: T.RowKind | None = None
-    columns: tuple[Port, ...] = ()
-    optional: bool = False
-
-    def __str__(self) -> str:
-        dims = ", ".join(str(d) for d in self.shape)
-        if self.kind == "array":
-            short = self.dtype.replace("uint", "u").replace("int", "i").replace("bfloat", "bf").replace("float", "f")
-            return f"{short}[{dims}]"
-        return f"{self.row_kind} rows" if self.kind == "rows" else f"{self.kind}[{dims}]" if dims else self.kind
 
 
 class Param(msgspec.Struct, frozen=True):
@@ -110,14 +78,6 @@ class HopSpec(msgspec.Struct, frozen=True):
         for port in self.outputs:
             own += port.columns if port.kind == "rows" else [port] if port.kind != "value" else []
         return tuple(p for p in own if p.kind != "scalars")
-
-
-class HopTypeError(TypeError):
-    """A hop's signature can't be read as ports; `what` and `help` become a finding at the graph's `use:`."""
-
-    def __init__(self, what: str, help: str) -> None:
-        self.what, self.help = what, help
-        super().__init__(f"{what}; {help}")
 
 
 def _attach(**facts: Any) -> Callable[[F], F]:
@@ -183,7 +143,14 @@ def read_spec(use: str, function: Any) -> HopSpec:
     facts = getattr(function, "__flowgraph__", None)
     if not isinstance(facts, Facts):
         raise HopTypeError(f"{use} is no hop", "decorate the function with @flowgraph.hop, @fold or @effect")
-    hints = typing.get_type_hints(function, include_extras=True)
+    _check_facts(use, facts)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # annotations are evaluated here, and may be any expression
+        what = f"an annotation of {use} can't be read: {type(error).__name__}: {error}"
+        raise HopTypeError(
+            what, "import the name at the top of the module, not under TYPE_CHECKING"
+        ) from error
     inputs: list[Port] = []
     params: list[Param] = []
     state = None
@@ -191,17 +158,48 @@ def read_spec(use: str, function: Any) -> HopSpec:
         hint = hints.get(name)
         if hint is None:
             raise HopTypeError(f"parameter {name} of {use} has no type", "annotate it")
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise HopTypeError(
+                f"parameter {name} of {use} takes any number of values", "name every port and option"
+            )
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             params.append(_param(name, hint, parameter.default))
         elif facts.kind == "fold" and state is None:
             state = hint
         else:
-            port = _port(use, name, hint)
-            inputs.append(msgspec.structs.replace(port, optional=parameter.default is not inspect.Parameter.empty))
-    outputs = tuple(_outputs(use, hints.get("return"), facts))
+            port = read_port(use, name, hint)
+            inputs.append(
+                msgspec.structs.replace(port, optional=parameter.default is not inspect.Parameter.empty)
+            )
+    if facts.kind == "fold" and state is None:
+        raise HopTypeError(
+            f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
+        )
+    outputs = tuple(_outputs(use, hints.get("return")))
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)
-    return HopSpec(use, function, facts, tuple(inputs), outputs, tuple(params), state, place, inspect.getdoc(function) or "")
+    return HopSpec(
+        use,
+        function,
+        facts,
+        tuple(inputs),
+        outputs,
+        tuple(params),
+        state,
+        place,
+        inspect.getdoc(function) or "",
+    )
+
+
+def _check_facts(use: str, facts: Facts) -> None:
+    """A decorator's words are what Facts says they are; nobody else looks before they are used."""
+    if facts.lifetime not in T.LIFETIMES:
+        raise HopTypeError(
+            f"{use} has no lifetime {facts.lifetime!r}", f"write one of {', '.join(T.LIFETIMES)}"
+        )
+    for kind in (*(facts.expand or ()), *(facts.collect or ()), *([facts.source] if facts.source else ())):
+        if kind not in T.ROW_KINDS:
+            raise HopTypeError(f"{use} has no row kind {kind!r}", f"write one of {', '.join(T.ROW_KINDS)}")
 
 
 def _short(path: str) -> str:
@@ -214,8 +212,9 @@ def _short(path: str) -> str:
 
 
 def _param(name: str, hint: Any, default: Any) -> Param:
-    if hint in RESOURCES:
-        return Param(name, "resource", hint, default, RESOURCES[hint])
+    resource = next((text for kind, text in RESOURCES.items() if kind is hint), None)
+    if resource is not None:
+        return Param(name, "resource", hint, default, resource)
     for marker in getattr(hint, "__metadata__", ()):
         match marker:
             case T.Dim(name=detail):
@@ -227,91 +226,12 @@ def _param(name: str, hint: Any, default: Any) -> Param:
     return Param(name, "with", hint, default)
 
 
-def _outputs(use: str, hint: Any, facts: Facts) -> list[Port]:
+def _outputs(use: str, hint: Any) -> list[Port]:
     if hint is None:
         raise HopTypeError(f"{use} has no return type", "annotate what it returns")
     if hint is type(None):
         return []
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         fields = typing.get_type_hints(hint, include_extras=True)
-        return [_port(use, name, fields[name], output=True) for name in hint._fields]
-    return [_port(use, "out", hint, output=True)]
-
-
-def _port(use: str, name: str, hint: Any, *, output: bool = False) -> Port:
-    base, markers = _unwrap(hint)
-    facts = tuple(m for m in markers if isinstance(m, T.Fact))
-    mode: T.ReadMode = "queue"
-    initial = None
-    for marker in markers:
-        if isinstance(marker, T.Latest):
-            mode, initial = "latest", marker.initial
-        elif isinstance(marker, T.Event):
-            mode = "event"
-    common: dict[str, Any] = {"name": name, "facts": facts, "mode": mode, "initial": initial}
-    for marker in markers:
-        match marker:
-            case T.Rows(kind=kind):
-                columns = _columns(use, base) if output else ()
-                return Port(kind="rows", row_kind=kind, columns=columns, **common)
-            case T.Text(dim=dim, mean=mean, max=bound):
-                return Port(kind="text", shape=parse_shape(dim), mean=mean, max=bound, **common)
-            case T.Json(dim=dim, mean=mean, max=bound):
-                return Port(kind="json", shape=parse_shape(dim), mean=mean, max=bound, **common)
-            case T.Tensors():
-                return Port(kind="tensors", **common)
-            case T.Scalars():
-                return Port(kind="scalars", **common)
-    if hasattr(base, "dim_str") and hasattr(base, "dtypes"):
-        return Port(kind="array", dtype=_exact_dtype(use, name, base), shape=_shape(use, name, base), **common)
-    if mode != "queue":
-        return Port(kind="value", **common)
-    raise HopTypeError(
-        f"port {name} of {use} has a type that is no port: {base}",
-        "use a jaxtyping array such as Float32[Array, \"token\"], or Annotated[…, Text() | Json() | Tensors() | Rows(…)]",
-    )  # fmt: skip
-
-
-def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Annotated[X | None, markers] and Annotated[X, markers] | None → (X, markers)."""
-    markers: tuple[Any, ...] = ()
-    while True:
-        if typing.get_origin(hint) is Annotated:
-            markers = (*markers, *hint.__metadata__)
-            hint = hint.__origin__
-        elif typing.get_origin(hint) in (typing.Union, types.UnionType):
-            rest = [a for a in typing.get_args(hint) if a is not type(None)]
-            if len(rest) != 1:
-                return hint, markers
-            hint = rest[0]
-        else:
-            return hint, markers
-
-
-def _exact_dtype(use: str, name: str, base: Any) -> str:
-    if set(base.dtypes) <= {"bool", "bool_"}:
-        return "bool"
-    if len(base.dtypes) != 1:
-        raise HopTypeError(
-            f"port {name} of {use} has no exact dtype: {base.dtype.__name__}",
-            "say the width, e.g. Float32 instead of Float",
-        )
-    return str(base.dtypes[0])
-
-
-def _shape(use: str, name: str, base: Any) -> tuple[Expr, ...]:
-    try:
-        return parse_shape(base.dim_str)
-    except ValueError as error:
-        raise HopTypeError(f"port {name} of {use}: {error}", 'write dims such as "leaf+1 layer"') from error
-
-
-def _columns(use: str, base: Any) -> tuple[Port, ...]:
-    """The columns that a fold's emitted rows carry: fields of the element type but `parents` and `tag`."""
-    if typing.get_origin(base) not in (list, tuple, collections.abc.Sequence):
-        raise HopTypeError(f"{use} emits rows as {base}", "annotate the port as a list of rows")
-    element = typing.get_args(base)[0]
-    if element is T.Row:
-        return ()
-    fields = typing.get_type_hints(element, include_extras=True)
-    return tuple(_port(use, n, fields[n], output=True) for n in element._fields if n not in ("parents", "tag"))
+        return [read_port(use, name, fields[name], output=True) for name in hint._fields]
+    return [read_port(use, "out", hint, output=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 
 from flowgraph.errors import Diagnostic, Place
@@ -25,5 +26,25 @@ def _quote(place: Place, sources: Mapping[str, str]) -> list[str]:
     lines = sources.get(place.file, "").splitlines()
     if not 1 <= place.line <= len(lines):
         return []
+    line = lines[place.line - 1]
+    start = place.column - 1
+    marked = line[start : start + place.width] or " "
     number = f"{place.line:>5}"
-    return [f"{number} | {lines[place.line - 1]}", f"{' ' * len(number)} | {' ' * (place.column - 1)}{'^' * place.width}"]
+    return [
+        f"{number} | {line}",
+        f"{' ' * len(number)} | {_blank(line[:start])}{'^' * max(1, len(_blank(marked)))}",
+    ]
+
+
+def _blank(text: str) -> str:
+    """Space as wide as the text is on a terminal: wide characters take two cells, combining ones none."""
+    return "".join(
+        c
+        if c == "\t"
+        else ""
+        if unicodedata.combining(c)
+        else "  "
+        if unicodedata.east_asian_width(c) in "WF"
+        else " "
+        for c in text
+    )

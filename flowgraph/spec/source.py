@@ -1,7 +1,8 @@
 """YAML with positions: every value knows the file, line and column that it was written at.
 
 PyYAML's `compose()` gives nodes with marks; this turns them into `Located` trees and refuses what YAML 1.1
-reads in a way that nobody meant (`no`, `1:30`, `2026-01-01`, duplicate keys).
+reads in a way that nobody meant (`no`, `1:30`, `2026-01-01`, duplicate keys), and what would give one value
+two places (aliases, merge keys).
 """
 
 from __future__ import annotations
@@ -15,15 +16,27 @@ import yaml
 from flowgraph.errors import Diagnostic, Place
 
 FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-INT = re.compile(r"[-+]?\d+")
+INT = re.compile(r"[-+]?(0|[1-9]\d*)")
+DIGITS = 300  # a longer number is no number that anyone wrote; Python refuses to read one of more than 4300
+ALIAS = "!alias"
+READ_AS = {
+    "bool": "a truth value",
+    "int": "a number in another base",
+    "float": "a number in base 60",
+    "timestamp": "a date",
+}
 
 
 class Located(msgspec.Struct):
-    """A value with its place. `value` is a scalar, a list of Located, or a dict of name → Located."""
+    """A value with its place. `value` is a scalar, a list of Located, or a dict of name → Located.
+
+    partial: an entry could not be read and was left out, so that a missing key is no finding of its own
+    """
 
     value: Any
     place: Place
     keys: dict[str, Place] = {}
+    partial: bool = False
 
     def plain(self) -> Any:
         """The value without positions."""
@@ -34,102 +47,156 @@ class Located(msgspec.Struct):
         return self.value
 
 
+class _Loader(yaml.SafeLoader):
+    """Composes an alias as a marked scalar, so that it gets a finding at its own place and can't recurse."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.get_event()  # type: ignore[no-untyped-call]
+            return yaml.ScalarNode(ALIAS, event.anchor, event.start_mark, event.end_mark)
+        return super().compose_node(parent, index)
+
+
 def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
     """Parse one document. Returns the tree (None when it can't be read) and all findings."""
     found: list[Diagnostic] = []
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
+        root = _locate(file, node, found) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file, 1, 1)
-        problem = error.problem or error.context or "can't be read"
+        problem = ", ".join(part for part in (error.context, error.problem) if part) or "can't be read"
         return None, [Diagnostic("FG101", place, f"invalid YAML: {problem}", "mend the syntax at the caret")]
-    except yaml.YAMLError as error:
-        message = str(error).splitlines()[0]
-        return None, [Diagnostic("FG101", Place(file, 1, 1), f"invalid YAML: {message}", "save the file as UTF-8 text")]
-    if node is None:
-        return None, [Diagnostic("FG101", Place(file, 1, 1), "the file is empty", "write a graph; `flowgraph init` makes one")]
-    return _locate(file, node, found), found
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].splitlines(keepends=True) or [""]
+        line, column = (
+            (len(before), len(before[-1])) if not before[-1].endswith("\n") else (len(before) + 1, 0)
+        )
+        message = f"invalid YAML: the character U+{ord(text[error.position]):04X} is not allowed"
+        return None, [
+            Diagnostic("FG101", Place(file, line, column + 1), message, "remove it, or write an escape")
+        ]
+    except RecursionError:
+        return None, [Diagnostic("FG101", Place(file, 1, 1), "the file is nested too deeply", "unfold it")]
+    if root is None:
+        help = "write a graph; `flowgraph init` makes one"
+        return None, [Diagnostic("FG101", Place(file, 1, 1), "the file is empty", help)]
+    return root, found
 
 
-def _place(file: str, node: Any) -> Place:
+def _place(file: str, node: yaml.Node) -> Place:
     start, end = node.start_mark, node.end_mark
     width = end.column - start.column if end.line == start.line else 1
     return Place(file, start.line + 1, start.column + 1, max(1, width))
 
 
-def _locate(file: str, node: Any, found: list[Diagnostic]) -> Located:
+def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
     place = _place(file, node)
     if isinstance(node, yaml.ScalarNode):
         return Located(_scalar(node, place, found), place)
     if isinstance(node, yaml.SequenceNode):
         return Located([_locate(file, item, found) for item in node.value], place)
-    values: dict[str, Located] = {}
-    keys: dict[str, Place] = {}
+    out = Located({}, place)
     for key, value in node.value:
         at = _place(file, key)
-        if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+        if not isinstance(key, yaml.ScalarNode) or key.tag == ALIAS or key.tag.endswith(":merge"):
             found.append(Diagnostic("FG102", at, "a key must be a plain name", "write the keys out"))
+            out.partial = True
             continue
         _scalar(key, at, found)
-        if key.value in values:
-            help = f"remove one of them; the first is on line {keys[key.value].line}"
+        if key.value in out.value:
+            help = f"remove one of them; the first is on line {out.keys[key.value].line}"
             found.append(Diagnostic("FG103", at, f"duplicate key {key.value!r}", help))
             continue
-        values[key.value] = _locate(file, value, found)
-        keys[key.value] = at
-    return Located(values, place, keys)
+        out.value[key.value] = _locate(file, value, found)
+        out.keys[key.value] = at
+    return out
 
 
-def _scalar(node: Any, place: Place, found: list[Diagnostic]) -> Any:
-    text, tag = node.value, node.tag.rsplit(":", 1)[-1]
-    if node.style is not None or tag == "str":
+def _scalar(node: yaml.ScalarNode, place: Place, found: list[Diagnostic]) -> Any:
+    text, tag = str(node.value), node.tag.rsplit(":", 1)[-1]
+    if node.tag == ALIAS:
+        found.append(Diagnostic("FG102", place, f"the alias *{text} is not followed", "write the value out"))
+    elif node.style is not None or tag == "str":
         # YAML 1.1 takes 1e-5 for text because it has no dot; nobody means that.
-        return float(text) if node.style is None and FLOAT.fullmatch(text) else text
-    if tag == "null":
+        if node.style is not None or not FLOAT.fullmatch(text):
+            return text
+        return _number(float(text), text, place, found)
+    elif tag == "null":
         return None
-    if tag == "bool" and text in ("true", "false"):
+    elif tag == "bool" and text in ("true", "false"):
         return text == "true"
-    if tag == "int" and INT.fullmatch(text) and (len(text.lstrip("+-")) == 1 or not text.lstrip("+-").startswith("0")):
+    elif tag == "int" and INT.fullmatch(text) and len(text) <= DIGITS:
         return int(text)
-    if tag in ("float", "int") and FLOAT.fullmatch(text):
-        return float(text)
-    if tag == "float" and text.lower().lstrip("+-.") in ("inf", "nan"):
-        return float(text.lower().replace(".", ""))
-    help = f'quote it if text is meant: "{text}"' + ("; or write true or false" if tag == "bool" else "")
-    found.append(Diagnostic("FG102", place, f"YAML 1.1 reads {text} as a {tag}, which is rarely meant", help))
+    elif tag in ("float", "int") and FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0\d+", text):
+        return _number(float(text), text, place, found)
+    elif tag == "float" and text.lower().lstrip("+-.") in ("inf", "nan"):
+        return _number(float("nan"), text, place, found)
+    else:
+        help = f'quote it if text is meant: "{text[:40]}"' + (
+            "; or write true or false" if tag == "bool" else ""
+        )
+        kind = READ_AS.get(tag, f"a {tag}")
+        found.append(
+            Diagnostic("FG102", place, f"YAML 1.1 reads {text[:40]} as {kind}, which is rarely meant", help)
+        )
     return text
 
 
-def set_path(root: Located, assignment: str) -> Diagnostic | None:
-    """Apply one `--set path=value` in place; the value is read as YAML. Returns a finding when it can't."""
-    place = Place("--set", 1, 1, len(assignment))
-    path, separator, text = assignment.partition("=")
-    if not separator or not all(path.split(".")):
-        return Diagnostic("FG105", place, f"{assignment!r} is no path=value", "write e.g. --set run.steps=10")
-    node, found = read("--set", text if text.strip() else '""')
-    if node is None or found:
-        return msgspec.structs.replace(found[0], place=place)
-    _move(node, Place("--set", 1, len(path) + 2, max(1, len(text))))
-    at = root
-    *parents, last = path.split(".")
-    for name in parents:
-        if not isinstance(at.value, dict):
-            return Diagnostic("FG106", place, f"{name} in {path} is inside a plain value", "set the whole value instead")
-        if name not in at.value:
-            at.value[name] = Located({}, place)
-            at.keys[name] = place
-        at = at.value[name]
-    if not isinstance(at.value, dict):
-        return Diagnostic("FG106", place, f"{last} in {path} is inside a plain value", "set the whole value instead")
-    at.value[last] = node
-    at.keys[last] = place
+def _number(value: float, text: str, place: Place, found: list[Diagnostic]) -> float:
+    """A finite number; JSON, and so the plan, has no other."""
+    if value - value == 0:
+        return value
+    found.append(Diagnostic("FG102", place, f"{text[:40]} is no finite number", "write a finite number"))
+    return 0.0
+
+
+# --- overrides -------------------------------------------------------------------------------------------------
+
+SEGMENT = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^.="']+?))\s*([.=])""")
+
+
+def split_path(assignment: str) -> tuple[list[str], int] | None:
+    """`a."b.c".d=value` → the names, and where the value starts. None when it is no path=value."""
+    names: list[str] = []
+    at = 0
+    while match := SEGMENT.match(assignment, at):
+        names.append(next(g for g in match.groups()[:3] if g is not None))
+        at = match.end()
+        if match.group(4) == "=":
+            return (names, at) if all(names) else None
     return None
 
 
-def _move(node: Located, place: Place) -> None:
-    """Values of `--set` have the place of the option, not of the text inside it."""
-    node.place = place
-    for child in node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ():
-        _move(child, place)
-    node.keys = dict.fromkeys(node.keys, place)
+def set_path(root: Located, assignment: str, line: int = 1) -> list[Diagnostic]:
+    """Apply one `--set path=value` in place; the value is read as YAML. Returns the findings.
+
+    A name with a dot or an equals sign is quoted. Places have the file `--set` and the number of the option as line.
+    """
+    path = split_path(assignment)
+    place = Place("--set", line, 1, max(1, len(assignment)))
+    if path is None:
+        return [
+            Diagnostic("FG105", place, f"{assignment!r} is no path=value", "write e.g. --set run.steps=10")
+        ]
+    names, start = path
+    # Padding puts every mark of the value where it stands in the option.
+    text = assignment[start:]
+    node, found = read("--set", "\n" * (line - 1) + " " * start + (text if text.strip() else '""'))
+    if node is None:
+        return found
+    key = Place("--set", line, 1, max(1, start - 1))
+    at = root
+    for i, name in enumerate(names):
+        if at.value is None:
+            at.value = {}
+        if not isinstance(at.value, dict):
+            outer = ".".join(names[:i]) or "the graph"
+            message = f"{name} in {assignment[: start - 1]} is inside a plain value"
+            return [*found, Diagnostic("FG106", key, message, f"set the whole of {outer} instead")]
+        if i == len(names) - 1:
+            at.value[name] = node
+        at.keys.setdefault(name, key)
+        at = at.value.setdefault(name, Located({}, key))
+    return found

@@ -145,12 +145,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 Fact = Mask | LastToken | TiledOver
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(name)
-    for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    )
-}  # fmt: skip
+    name: np.dtype(name) for name in ("bool", *INTEGERS, "float16", "float32", "float64")
+}
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -159,6 +157,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
         return NUMPY_DTYPES[name]
     import ml_dtypes
 
-    if not hasattr(ml_dtypes, name):
-        raise TypeError(f"{name} is no dtype that crosses a seam")
-    return np.dtype(getattr(ml_dtypes, name))
+    try:
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+    except (AttributeError, TypeError):
+        raise TypeError(f"{name} is no dtype that crosses a seam") from None

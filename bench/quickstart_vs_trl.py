@@ -1,0 +1,178 @@
+"""The same GRPO job on flowgraph and on TRL's GRPOTrainer, one after the other, in one go.
+
+`python bench/quickstart_vs_trl.py [--steps 8] [--rounds 3]` needs `pip install trl`. Same model directory, prompts, samples
+(4 prompts × 4 generations), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
+Rounds alternate, so that what else the machine does falls on both; figures are medians over all steps but the first
+of each round. Peak memory is the sum of the resident memory of all processes of a run, shared pages once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, SAMPLES, TOKENS = 4, 4, 32
+
+
+def reward(completions: list[str], **columns: Any) -> list[float]:
+    """TRL's signature, read by both: the share of digits, which differs between samples."""
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+def write_prompts(path: Path, steps: int) -> None:
+    """Chat prompts of reasoning-gym sums, rendered once, so that both get the same text."""
+    import reasoning_gym
+
+    from flowgraph.models import Tokenizer, ensure
+
+    tokenizer = Tokenizer(ensure("smollm2-135m").path)
+    data = reasoning_gym.create_dataset("chain_sum", size=PROMPTS * steps, seed=7, min_digits=1, max_digits=1)
+    with path.open("w") as out:
+        for entry in data:
+            text = tokenizer.chat([{"role": "user", "content": entry["question"]}])
+            out.write(json.dumps({"prompt": text, "answer": entry["answer"]}) + "\n")
+
+
+class PeakMemory(threading.Thread):
+    """Largest sum of PSS over a process and its descendants, sampled every half second."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.peak, self.done = pid, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.5):
+            self.peak = max(self.peak, sum(pss(p) for p in family(self.pid)))
+
+
+def family(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        found.append(queue.pop())
+        queue += children.get(found[-1], [])
+    return found
+
+
+def pss(pid: int) -> int:
+    try:
+        lines = (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def run_flowgraph(work: Path, steps: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "flowgraph.cli", "run", str(ROOT / "bench/vs_trl.yaml"), "--plain", "--steps", str(steps)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, "--runs", "runs"], cwd=work, env=environment, stdout=subprocess.DEVNULL)
+    memory = PeakMemory(process.pid)
+    memory.start()
+    assert process.wait() == 0, "flowgraph failed; see its output above"
+    memory.done.set()
+    directory = max((work / "runs/vs_trl").iterdir())
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()][1:]
+    return summarise([r["step_seconds"] for r in records], [r["train.tokens"] for r in records], memory.peak)
+
+
+def run_trl(work: Path, steps: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--only-trl", str(steps)]
+    process = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    memory = PeakMemory(process.pid)
+    memory.start()
+    output, _ = process.communicate()
+    memory.done.set()
+    assert process.returncode == 0, f"TRL failed: {output[-2000:]}"
+    seconds, tokens = json.loads(output.strip().splitlines()[-1])
+    return summarise(seconds[1:], tokens[1:], memory.peak)
+
+
+def summarise(seconds: list[float], tokens: list[float], peak: int) -> dict[str, float]:
+    return {"s/step": statistics.median(seconds), "tokens/s": sum(tokens) / sum(seconds), "peak GB": peak / 1e9}
+
+
+def trl(steps: int) -> None:
+    """TRL's own trainer; prints seconds and generated tokens of every step as its last line."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from flowgraph.models import ensure
+
+    torch.manual_seed(0)
+    path = ensure("smollm2-135m", progress=False).path
+    rows = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitlines()]
+    seconds: list[float] = []
+    tokens: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            seconds.append(time.monotonic() - self.began)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+            if logs and "completions/mean_length" in logs:
+                tokens.append(logs["completions/mean_length"] * PROMPTS * SAMPLES)
+
+    config = GRPOConfig(
+        output_dir="trl", per_device_train_batch_size=PROMPTS * SAMPLES, num_generations=SAMPLES, max_completion_length=TOKENS,
+        max_steps=steps, learning_rate=1e-6, beta=0.0, logging_steps=1, save_strategy="no", report_to="none", bf16=True,
+        use_cpu=True, gradient_checkpointing=False, shuffle_dataset=False, disable_tqdm=True, temperature=1.0,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16), reward_funcs=reward, args=config,
+        train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(path), callbacks=[Clock()],
+    )  # fmt: skip
+    trainer.train()
+    print(json.dumps([seconds, tokens]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only-trl", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only_trl:
+        trl(options.only_trl)
+        return
+    results: dict[str, list[dict[str, float]]] = {"flowgraph": [], "TRL": []}
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        write_prompts(work / "prompts.jsonl", options.steps)
+        for _ in range(options.rounds):
+            results["flowgraph"].append(run_flowgraph(work, options.steps))
+            results["TRL"].append(run_trl(work, options.steps))
+            print({k: {m: round(x, 2) for m, x in v[-1].items()} for k, v in results.items()}, flush=True)
+    medians = {k: {m: statistics.median(one[m] for one in v) for m in v[0]} for k, v in results.items()}
+    print(f"\n{PROMPTS} prompts x {SAMPLES} samples, <= {TOKENS} new tokens, SmolLM2-135M, bfloat16, medians of {options.rounds} rounds\n")
+    print(f"{'':10} {'s/step':>8} {'tokens/s':>9} {'peak GB':>8}")
+    for name, row in medians.items():
+        print(f"{name:10} {row['s/step']:>8.2f} {row['tokens/s']:>9.1f} {row['peak GB']:>8.2f}")
+    ours, theirs = medians["flowgraph"], medians["TRL"]
+    ratios = (theirs["s/step"] / ours["s/step"], ours["tokens/s"] / theirs["tokens/s"], theirs["peak GB"] / ours["peak GB"])
+    print(f"{'ratio':10} {ratios[0]:>7.2f}x {ratios[1]:>8.2f}x {ratios[2]:>7.2f}x   (above 1: flowgraph is better)")
+
+
+if __name__ == "__main__":
+    main()

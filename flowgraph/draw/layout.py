@@ -1,0 +1,274 @@
+"""Positions: a plan becomes boxes, lines and labels that don't overlap; the same plan, the same picture."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+
+from flowgraph.audit.audit import Audit
+from flowgraph.draw import route
+from flowgraph.draw.cells import main_path, place
+from flowgraph.draw.labels import EdgeText, edge_text, node_text
+from flowgraph.draw.route import Edge, Item
+from flowgraph.draw.shapes import (
+    CLEAR,
+    LINE,
+    SIZE,
+    EdgeLine,
+    Label,
+    LabelText,
+    NodeBox,
+    Picture,
+    Point,
+    around,
+    beside,
+    label_text,
+    small_text,
+    tall,
+)
+from flowgraph.draw.text import text_width
+from flowgraph.plan.plan import Plan, Seam
+
+WIDTH = 1100.0  # what a README or a laptop shows without scrolling
+EDGE = 16.0  # margin
+NAME = 13.0  # font size of a hop's name
+HEAD = 24.0  # height of a node's head
+NARROWEST, WIDEST = 90.0, 150.0  # of a node, and of the gap for a label
+LONGEST = 230.0  # of a label that has a track of its own
+LANE = 12.0  # between lines in a gutter
+MIN_CHANNEL = 34.0  # between two rows that nothing runs between
+
+
+class Grid:
+    """The columns and rows of one picture, and everything measured from them."""
+
+    def __init__(self, plan: Plan, audit: Audit) -> None:
+        rows = {(r.source, r.reader): r for r in audit.seams}
+        self.plan = plan
+        self.texts = {name: node_text(plan, hop) for name, hop in plan.hops.items()}
+        self.seams = [s for s in plan.seams if s.source in plan.hops and s.reader in plan.hops]
+        self.edge_texts = [edge_text(plan, s, rows[s.source, s.reader]) for s in self.seams]
+        self.node_w = _clamp(10 + max((self._node_width(n) for n in self.texts), default=0))
+        self.lines = max((len(t.lines) for t in self.texts.values()), default=0)
+        prefix, loop = main_path(plan)
+        path = prefix + loop
+        on_path = set(pairwise(path))
+        short = [
+            t for s, t in zip(self.seams, self.edge_texts, strict=True) if (s.source, s.reader) in on_path
+        ]
+        self.gap = _clamp(10 + max((label_text(t, WIDEST, split=True).width for t in short), default=0))
+        self.columns = max(2, int((WIDTH - 2 * EDGE + self.gap) // (self.node_w + self.gap)))
+        self.cells, self.pairs = place(plan, self.columns)
+        self.rows = max((r for r, _ in self.cells.values()), default=-1) + 1
+        self.centre = {n: c * (self.node_w + self.gap) + self.node_w / 2 for n, (_, c) in self.cells.items()}
+        self.node_h = max(HEAD + 6 + self.lines * LINE + 4, 10 * LINE / 2)
+
+    def _node_width(self, name: str) -> float:
+        text = self.texts[name]
+        return max(text_width(name, NAME, "bold"), *(text_width(line, SIZE) for line in text.lines))
+
+    def edges(self) -> list[Edge]:
+        """In the order in which they may claim a straight way: the main path, payload, control."""
+        main = set(self.pairs)
+        made = []
+        for order, (seam, text) in enumerate(zip(self.seams, self.edge_texts, strict=True)):
+            ends = self.cells[seam.source], self.cells[seam.reader]
+            label = self._label(seam, text, main)
+            made.append(Edge(order, seam.source, seam.reader, *ends, label, stroke_width(text)))
+        return sorted(made, key=lambda e: ((e.source, e.reader) not in main, not e.label.below, e.order))
+
+    def _label(self, seam: Seam, text: EdgeText, main: set[tuple[str, str]]) -> LabelText:
+        if text.line == "dotted" and (seam.source, seam.reader) not in main and not seam.delay:
+            return small_text(text, LONGEST)
+        return label_text(text, LONGEST, split=False)
+
+
+def stroke_width(text: EdgeText) -> float:
+    """Grows with the logarithm of the bytes: 100 B is a hair line, 1 GB is 5 px."""
+    if text.line == "dotted":
+        return 1.2
+    return round(1.2 + 0.55 * max(0.0, math.log10(max(text.nbytes, 1)) - 2), 2)
+
+
+def _clamp(width: float) -> float:
+    return min(WIDEST, max(NARROWEST, math.ceil(width)))
+
+
+class Frame(msgspec.Struct):
+    """The y of every row and channel, what runs in each channel, and the x of every gutter lane."""
+
+    items: dict[int, list[Item]]
+    lanes: dict[int, float]
+    tops: list[float]
+    channel_tops: list[float]
+    height: float
+
+    def bottom(self, channel: int) -> float:
+        return self.tops[channel] if channel < len(self.tops) else self.height
+
+
+def layout(plan: Plan, audit: Audit) -> Picture:
+    grid = Grid(plan, audit)
+    edges = grid.edges()
+    route.classify(edges, grid.cells)
+    for edge in edges:
+        _relabel(grid, edge)
+    lanes = _gutters(grid, edges)
+    frame = _frame(grid, route.items_of(edges, grid.rows, lanes), lanes)
+    lines = []
+    for edge in sorted(edges, key=lambda e: e.order):
+        draw = _across if edge.kind == "across" else _down if edge.kind == "down" else _routed
+        lines.append(draw(grid, frame, edge))
+    return _shift(grid, frame, lines)
+
+
+def _relabel(grid: Grid, edge: Edge) -> None:
+    """A label in a gap or beside a vertical line is narrow and tall."""
+    if edge.kind in ("across", "down") and edge.label.below:
+        limit = LONGEST
+        if edge.kind == "across":
+            limit = abs(grid.centre[edge.source] - grid.centre[edge.reader]) - grid.node_w - 8
+        edge.label = label_text(grid.edge_texts[edge.order], min(limit, LONGEST), split=True)
+        edge.label = tall(edge.label) if edge.kind == "down" else edge.label
+    elif edge.kind == "across":
+        edge.label = small_text(grid.edge_texts[edge.order], grid.gap - 8)
+
+
+def _gutters(grid: Grid, edges: list[Edge]) -> dict[int, float]:
+    """Lanes left and right of all columns, and of the labels that hang over them."""
+    passing = [e for e in edges if e.kind == "gutter"]
+    middle = (max(grid.centre.values(), default=0) + min(grid.centre.values(), default=0)) / 2
+    for edge in passing:
+        edge.gutter = -1 if grid.centre[edge.source] + grid.centre[edge.reader] <= 2 * middle else 1
+    route.assign_ports(edges, grid.rows, grid.centre, grid.node_w)
+    rest = [e for e in edges if e.kind != "gutter"]
+    inner = [item for items in route.items_of(rest, grid.rows, {}).values() for item in items]
+    left = min([0.0, *(i.lo for i in inner)]) - LANE
+    right = max([max(grid.centre.values(), default=0) + grid.node_w / 2, *(i.hi for i in inner)]) + LANE
+    lanes: dict[int, float] = {}
+    for edge in passing:
+        at = sum(1 for other in passing if other.order in lanes and other.gutter == edge.gutter)
+        lanes[edge.order] = left - LANE * at if edge.gutter < 0 else right + LANE * at
+    return lanes
+
+
+def _frame(grid: Grid, items: dict[int, list[Item]], lanes: dict[int, float]) -> Frame:
+    """Stack channels and rows; each channel is as high as its tracks need. Sets every item's y."""
+    frame = Frame(items, lanes, [], [], 0.0)
+    y = 0.0
+    for channel in range(grid.rows + 1):
+        last = channel == grid.rows
+        frame.channel_tops.append(y)
+        heights = route.assign_tracks(items[channel], nearest_first=last)
+        pad = 10.0 if heights else 0.0
+        height = max(0.0 if channel == 0 or last else MIN_CHANNEL, sum(heights) + 2 * pad)
+        route.set_heights(items[channel], heights, y + (height - sum(heights)) / 2)
+        y += height
+        if not last:
+            frame.tops.append(y)
+            y += grid.node_h
+    frame.height = y
+    return frame
+
+
+def _across(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
+    y = frame.tops[edge.a[0]] + grid.node_h / 2
+    half = grid.node_w / 2 if edge.b[1] > edge.a[1] else -grid.node_w / 2
+    x1, x2 = grid.centre[edge.source] + half, grid.centre[edge.reader] - half
+    labels = around(edge.label, (x1 + x2) / 2, y, edge.stroke)
+    return EdgeLine(((x1, y), (x2, y)), edge.stroke, labels, grid.edge_texts[edge.order])
+
+
+def _ends(grid: Grid, frame: Frame, edge: Edge) -> tuple[float, float]:
+    """The y at which an edge leaves its source and enters its reader."""
+    at_a, at_b = route.channels(edge, grid.rows)
+    leave = frame.tops[edge.a[0]] + (grid.node_h if at_a > edge.a[0] else 0)
+    enter = frame.tops[edge.b[0]] + (grid.node_h if at_b > edge.b[0] else 0)
+    return leave, enter
+
+
+def _down(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
+    """A vertical line, its label in the middle unless something passes there."""
+    channel, _ = route.channels(edge, grid.rows)
+    leave, enter = _ends(grid, frame, edge)
+    mine = next(i for i in frame.items[channel] if i.edge is edge)
+    alone = all(i is mine or i.hi <= mine.lo or mine.hi <= i.lo for i in frame.items[channel])
+    x = edge.ports[0]
+    labels = beside(edge.label, x, (leave + enter) / 2 if alone else mine.y, edge.stroke)
+    return EdgeLine(((x, leave), (x, enter)), edge.stroke, labels, grid.edge_texts[edge.order])
+
+
+def _routed(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
+    """Out of the source, along a track (over a gutter: along two), into the reader."""
+    at_a, at_b = route.channels(edge, grid.rows)
+    leave, enter = _ends(grid, frame, edge)
+    first = next(i for i in frame.items[at_a] if i.edge is edge)
+    last = next(i for i in frame.items[at_b] if i.edge is edge)
+    x1, x2 = edge.ports
+    points: list[Point] = [(x1, leave), (x1, first.y)]
+    if edge.kind == "gutter":
+        points += [(frame.lanes[edge.order], first.y), (frame.lanes[edge.order], last.y)]
+    points += [(x2, last.y), (x2, enter)]
+    channel, item = (at_a, first) if first.label else (at_b, last)
+    stubs = _stubs(frame.items[channel], frame.channel_tops[channel], frame.bottom(channel))
+    return EdgeLine(tuple(points), edge.stroke, _best_label(edge, item, stubs), grid.edge_texts[edge.order])
+
+
+def _stubs(items: list[Item], top: float, bottom: float) -> list[tuple[float, float, float]]:
+    """The vertical pieces in a channel: (x, from y, to y)."""
+    out = []
+    for item in items:
+        if item.edge.kind == "down":
+            out.append((item.x1, top, bottom))
+            continue
+        for x, end in ((item.x1, item.ends[0]), (item.x2, item.ends[1])):
+            if end:
+                # the channel's top is where a hop above it ends
+                out.append((x, top, item.y) if end == "top" else (x, item.y, bottom))
+    return out
+
+
+def _best_label(edge: Edge, item: Item, stubs: list[tuple[float, float, float]]) -> tuple[Label, ...]:
+    """Where on its track, within what is reserved, the fewest vertical lines cross it; nearest the middle."""
+    middle = (item.x1 + item.x2) / 2
+    half = edge.label.width / 2 + CLEAR
+    first, last = item.lo + half, item.hi - half
+    count = max(1, int((last - first) // 5))
+    places = [middle] if first <= middle <= last else []
+    places += [first + (last - first) * i / count for i in range(count + 1)]
+    best: tuple[tuple[int, float], tuple[Label, ...]] | None = None
+    for x in places:
+        labels = around(edge.label, x, item.y, edge.stroke)
+        hits = sum(1 for stub in stubs for box in labels if _hits(stub, box))
+        if best is None or (hits, abs(x - middle)) < best[0]:
+            best = ((hits, abs(x - middle)), labels)
+    return best[1] if best else ()
+
+
+def _hits(stub: tuple[float, float, float], box: Label) -> bool:
+    x, y1, y2 = stub
+    return box.x - CLEAR < x < box.x + box.w + CLEAR and y1 < box.y + box.h and box.y < y2
+
+
+def _shift(grid: Grid, frame: Frame, lines: list[EdgeLine]) -> Picture:
+    """Move everything so that the leftmost thing stands at the margin."""
+    boxes = [label for line in lines for label in line.labels]
+    xs = [x for line in lines for x, _ in line.points]
+    centres = list(grid.centre.values()) or [0.0]
+    left = min([min(centres) - grid.node_w / 2, *xs, *(b.x for b in boxes)])
+    right = max([max(centres) + grid.node_w / 2, *xs, *(b.x + b.w for b in boxes)])
+    dx = EDGE - left
+    nodes = tuple(
+        NodeBox(grid.centre[n] - grid.node_w / 2 + dx, frame.tops[r], grid.node_w, grid.node_h, grid.texts[n])
+        for n, (r, _) in grid.cells.items()
+    )
+    edges = tuple(
+        EdgeLine(
+            tuple((x + dx, y) for x, y in line.points), line.width,
+            tuple(Label(b.x + dx, b.y, b.w, b.h, b.lines, b.anchor) for b in line.labels), line.text,
+        )
+        for line in lines
+    )  # fmt: skip
+    return Picture(right - left + 2 * EDGE, frame.height, nodes, edges)

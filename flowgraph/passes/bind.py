@@ -1,0 +1,127 @@
+"""Binding inputs: row streams and plain values to the hop that is named, columns to the hop that writes them.
+
+A hop that is named gives its own columns and, by reference, those of every hop that its rows come from.
+"""
+
+from __future__ import annotations
+
+from flowgraph.errors import Diagnostic
+from flowgraph.ir.graph import Binding, Graph, Node
+from flowgraph.spec.graphfile import InputDecl
+from flowgraph.spec.ports import Port
+from flowgraph.spec.reader import closest, misspelt, near
+
+
+def bind(graph: Graph, node: Node, found: list[Diagnostic]) -> None:
+    """Bind row streams and values now; columns wait until every row stream is known."""
+    decl = graph.file.hops[node.name]
+    ports = {p.name: p for p in node.spec.inputs}
+    for name, given in decl.inputs.items():
+        port = ports.get(name)
+        if port is None:
+            help = f"{near(name, ports)}inputs: {', '.join(ports) or 'none'}"
+            found.append(
+                Diagnostic("FG109", given.at, f"hop {decl.name} ({decl.use}) has no input {name!r}", help)
+            )
+            meant = closest(name, ports)
+            port = ports[meant] if meant is not None and meant not in decl.inputs else None
+        if port is not None:
+            _bind_input(graph, node, port, given, found)
+    for port in node.spec.inputs:
+        given_up = "in" in decl.partial or misspelt(port.name, decl.inputs, ports)
+        if port.name not in decl.inputs and not port.optional and not given_up:
+            message = f"hop {decl.name} lacks its input {port.name!r}: {port}"
+            found.append(Diagnostic("FG110", decl.place, message, f"add {port.name}: <hop> under in:"))
+    _mark(graph, node)
+
+
+def _mark(graph: Graph, node: Node) -> None:
+    """A hop is broken when an input is missing without which its rows are unknown."""
+    bound = {b.port.name for b in node.bindings}
+    flows = [p for p in node.spec.inputs if p.mode != "event" and p.kind != "value"]
+    lost = [p for p in flows if p.name not in bound and not p.optional]
+    if any(p.kind == "rows" for p in lost) or (lost and len(lost) == len(flows)):
+        graph.broken.add(node.name)
+
+
+def _bind_input(graph: Graph, node: Node, port: Port, given: InputDecl, found: list[Diagnostic]) -> None:
+    hop, _, column = given.ref.partition(".")
+    hops = graph.file.hops
+    if given.ref and hop not in hops and "hops" not in graph.file.partial:
+        help = f"{near(hop, hops)}hops: {', '.join(hops)}"
+        found.append(Diagnostic("FG108", given.place, f"there is no hop {hop!r}", help))
+        hop = closest(hop, hops) or hop
+    if hop not in graph.nodes:
+        graph.broken.add(node.name)
+        return
+    source = _direct(graph.nodes[hop], port, column)
+    if port.kind in ("rows", "value") and source is None:
+        message = f"{given.ref} gives no {port} for input {port.name!r} of hop {node.name}"
+        outputs = graph.nodes[hop].spec.outputs
+        gives = ", ".join(f"{p.name}: {p}" for p in outputs if p.kind != "scalars") or "nothing"
+        found.append(Diagnostic("FG109", given.place, message, f"{hop} gives {gives}"))
+        return
+    node.bindings.append(Binding(port, hop, hop, source, given))
+
+
+def _direct(producer: Node, port: Port, column: str) -> Port | None:
+    """The producer's own port for a row stream, a value or a named column."""
+    outputs = (*producer.spec.outputs, *producer.spec.columns)
+    if port.kind == "rows":
+        rows = [p for p in outputs if p.kind == "rows" and column in ("", p.name)]
+        if not rows and producer.spec.facts.kind != "fold" and not column and port.mode != "latest":
+            return Port(
+                name="rows", kind="rows", row_kind=port.row_kind
+            )  # its own rows, checked by kind later
+        fitting = [
+            p for p in rows if p.row_kind == port.row_kind and (p.mode == "latest") == (port.mode == "latest")
+        ]
+        return next((p for p in fitting if p.name == port.name), next(iter(fitting), None))
+    if port.kind == "value":
+        values = [p for p in outputs if p.kind == "value"]
+        # A hop that returns one value has no name for it; a named one is not taken for another.
+        return next((p for p in values if p.name in ((column,) if column else (port.name, "out"))), None)
+    return next((p for p in outputs if p.name == column), None) if column else None
+
+
+def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
+    """Find the writer of every column; a binding without one is reported, and left out unless another was meant."""
+    for node in graph.nodes.values():
+        kept = []
+        for binding in node.bindings:
+            if binding.port.kind not in ("rows", "value"):
+                name = binding.decl.ref.partition(".")[2]
+                known = _columns_of(graph, binding, name)
+                meant: str | None = name or binding.port.name
+                if meant not in known:
+                    if graph.doubtful(graph.nodes[binding.via]):
+                        continue
+                    found.append(_no_column(node, binding, known))
+                    meant = closest(name or binding.port.name, known)
+                if meant is None:
+                    continue
+                binding.producer, binding.source = known[meant]
+            kept.append(binding)
+        node.bindings = kept
+        _mark(graph, node)
+
+
+def _columns_of(graph: Graph, binding: Binding, asked: str) -> dict[str, tuple[str, Port]]:
+    """What can be read through the hop that is named: name → (writer, port), its own columns first.
+
+    A single column that a hop returns without a name goes by the name of the port that reads it.
+    """
+    via = graph.nodes[binding.via]
+    known: dict[str, tuple[str, Port]] = {}
+    for at in (via, *graph.upstream(via)):
+        for column in at.spec.columns:
+            unnamed = at is via and column.name == "out" and not asked
+            known.setdefault(binding.port.name if unnamed else column.name, (at.name, column))
+    return known
+
+
+def _no_column(node: Node, binding: Binding, known: dict[str, tuple[str, Port]]) -> Diagnostic:
+    name = binding.decl.ref.partition(".")[2] or binding.port.name
+    message = f"nothing at or before hop {binding.via} gives {name!r}, which {node.name} reads"
+    help = f"{near(name, known)}known there: {', '.join(known) or 'nothing'}"
+    return Diagnostic("FG109", binding.decl.place, message, help)

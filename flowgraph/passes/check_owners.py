@@ -1,0 +1,100 @@
+"""FG3xx: who holds what, who writes it, and how long it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowgraph.errors import Diagnostic, Note
+from flowgraph.ir.graph import Graph, Node
+from flowgraph.spec.reader import near
+from flowgraph.spec.types import LIFETIMES, Lifetime
+
+# How long a value must live at least, for a reader on later rows than its own.
+NEEDED: dict[str, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
+
+
+def check_owners(graph: Graph) -> Iterator[Diagnostic]:
+    """FG301: the owner exists and holds the resource that the hop uses; a fold lives on the driver."""
+    yield from _missing_owners(graph)
+    for node in graph.nodes.values():
+        decl = graph.file.hops[node.name]
+        place = decl.owner_place or decl.place
+        if node.owner not in graph.owners:
+            continue
+        if node.spec.facts.kind == "fold" and node.owner != "driver":
+            message = f"fold {node.name} can't live on {node.owner!r}"
+            yield Diagnostic("FG301", place, message, "remove its owner:; folds run on the driver")
+        for resource in sorted({p.detail for p in node.spec.params if p.origin == "resource"}):
+            if resource == "tokenizer" and not _may_have_tokenizer(graph):
+                message = f"hop {node.name} needs a tokenizer, but no owner names a model"
+                yield Diagnostic("FG301", place, message, "give an owner an engine with a model")
+            elif resource != "tokenizer" and getattr(graph.file.owners[node.owner], resource) is None:
+                message = f"hop {node.name} uses a {resource}, and owner {node.owner!r} has none"
+                message = message.replace("a engine", "an engine")
+                help = f"add `{resource}:` to owner {node.owner}, or set owner: to one that has it"
+                if "owners" not in graph.file.partial:
+                    yield Diagnostic("FG301", place, message, help)
+
+
+def _missing_owners(graph: Graph) -> Iterator[Diagnostic]:
+    """One finding for every `owner:` that names none, and one for a role that several hops have by default."""
+    if "owners" in graph.file.partial:
+        return
+    roles: dict[str, list[Node]] = {}
+    for node in graph.nodes.values():
+        if node.owner not in graph.owners:
+            decl = graph.file.hops[node.name]
+            if decl.owner_place is None:
+                roles.setdefault(node.owner, []).append(node)
+            else:
+                message = f"hop {node.name} belongs to {node.owner!r}, which is no owner here"
+                yield Diagnostic("FG301", decl.owner_place, message, _add_owner(graph, node.owner))
+    for role, nodes in roles.items():
+        names = ", ".join(n.name for n in nodes)
+        belong = f"hop {names} belongs" if len(nodes) == 1 else f"hops {names} belong"
+        message = f"{belong} to {role!r}, which is no owner here"
+        yield Diagnostic("FG301", nodes[0].place, message, _add_owner(graph, role))
+
+
+def _add_owner(graph: Graph, name: str) -> str:
+    owners = ", ".join(graph.owners)
+    return f"{near(name, graph.owners)}add `{name}: {{}}` under owners:, or set owner: to one of {owners}"
+
+
+def _may_have_tokenizer(graph: Graph) -> bool:
+    """Whether some owner names a model, also one that could not be read and has a finding of its own."""
+    return any(o.engine or o.learner for o in graph.file.owners.values()) or "owners" in graph.file.partial
+
+
+def check_single_writer(graph: Graph) -> Iterator[Diagnostic]:
+    """FG302: one hop publishes a version; one hop writes the weights of a learner."""
+    nodes = graph.nodes.values()
+    publish = [n for n in nodes if any(p.kind == "value" and p.initial is not None for p in n.spec.outputs)]
+    yield from _second_writers(publish, "publish a version")
+    for owner in graph.owners:
+        train = [n for n in nodes if n.owner == owner and n.spec.facts.uses == "learner"]
+        write = [n for n in train if any(p.kind == "tensors" for p in n.spec.columns)]
+        yield from _second_writers(write, f"write the weights of {owner}")
+
+
+def _second_writers(writers: list[Node], what: str) -> Iterator[Diagnostic]:
+    for extra in writers[1:]:
+        notes = (Note(writers[0].place, "the first writer"),)
+        message = f"hops {writers[0].name} and {extra.name} both {what}"
+        yield Diagnostic("FG302", extra.place, message, f"remove {extra.name} or {writers[0].name}", notes)
+
+
+def check_lifetimes(graph: Graph) -> Iterator[Diagnostic]:
+    """FG303: nobody reads a value after it died."""
+    for node, binding in graph.columns():
+        producer = graph.nodes[binding.producer].spec
+        needed = NEEDED.get(node.kind or "")
+        life = producer.facts.lifetime
+        if needed is None or graph.nodes[binding.producer].kind == node.kind or graph.doubtful(node):
+            continue
+        if LIFETIMES.index(life) < LIFETIMES.index(needed):
+            value = f"{binding.producer}.{binding.source.name if binding.source else binding.port.name}"
+            message = f"{node.name} reads {value} once a {node.kind}, but it dies with its {life}"
+            help = f'declare lifetime="{needed}" for {producer.use}'
+            notes = (Note(producer.place, f'{producer.use} has lifetime "{life}"'),)
+            yield Diagnostic("FG303", binding.decl.place, message, help, notes)

@@ -1,0 +1,154 @@
+"""FG2xx and FG5xx: what crosses a seam is what its reader takes, every dim has a size, and the bytes fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowgraph.errors import Diagnostic, Note
+from flowgraph.ir.graph import Binding, Graph, Node, collects, joins
+from flowgraph.passes.sizes import evaluate, rows_per_step, slots, value_bytes
+from flowgraph.spec.dims import Expr
+from flowgraph.spec.ports import Port
+from flowgraph.spec.reader import near
+
+# Dims that the ring counts from others: what must have a size where they are used.
+COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
+ADDRESSABLE = 2**46  # bytes; more than a process can map
+
+
+def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
+    """FG202: what the writer writes is what the reader reads, dtype and kind."""
+    for node in graph.nodes.values():
+        for binding in node.bindings:
+            source, port = binding.source, binding.port
+            if source is None or port.kind == "rows" or same_type(source, port):
+                continue
+            what = f"{binding.producer}.{source.name} is {_type(source)}"
+            message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
+            help = f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+            yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
+
+
+def same_type(source: Port, port: Port) -> bool:
+    """Equal kinds and dtypes; a plain value that is sampled must be one that is kept."""
+    if port.kind == "value" and source.kind == "value":
+        any_type = not source.dtype or not port.dtype
+        return (any_type or source.dtype == port.dtype) and not (
+            port.mode == "latest" and source.mode == "event"
+        )
+    return (source.kind, source.dtype) == (port.kind, port.dtype)
+
+
+def _type(port: Port) -> str:
+    if port.kind != "value":
+        return str(port)
+    return f"{port.dtype or 'a value'} events" if port.mode == "event" else port.dtype or "a value"
+
+
+def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
+    """FG203: dims agree over every seam, after rows are collected."""
+    for node, binding in graph.columns():
+        source, port = binding.source, binding.port
+        assert source is not None
+        producer = graph.nodes[binding.producer]
+        fits = shapes_fit(graph, source, producer, port, node)
+        if fits or not same_type(source, port) or graph.doubtful(node):
+            continue
+        rows = (
+            f", collected over the {producer.kind} rows of a {node.kind}" if collects(producer, node) else ""
+        )
+        message = (
+            f"{binding.producer}.{source.name} is {source}{rows}, but {node.name} reads {port.name} as {port}"
+        )
+        help = f"write the dims of {port.name} as {binding.producer} gives them, in {node.spec.place.file}"
+        yield Diagnostic("FG203", binding.decl.place, message, help, _notes(graph, node, binding))
+
+
+def shapes_fit(graph: Graph, source: Port, producer: Node, port: Port, reader: Node) -> bool:
+    """Whether one value of `source` for every row reads as `port`.
+
+    Read row by row, dims are equal. Collected over rows, a value without dims becomes one a trajectory or one a leaf,
+    and values along leaves or tokens are joined.
+    """
+    if not collects(producer, reader):
+        return _equal(graph, source.shape, port.shape)
+    if not source.shape:
+        return len(port.shape) == 1 and str(port.shape[0]) in ("leaf", "trajectory")
+    return joins(source.shape[0]) and _equal(graph, source.shape, port.shape)
+
+
+def _equal(graph: Graph, left: tuple[Expr, ...], right: tuple[Expr, ...]) -> bool:
+    return len(left) == len(right) and all(_same(graph, a, b) for a, b in zip(left, right, strict=True))
+
+
+def _same(graph: Graph, left: Expr, right: Expr) -> bool:
+    """Equal as expressions, or in value where every name has one fixed size."""
+    fixed = {n: float(s.max) for n, s in graph.dims.items() if s.mean == s.max and n not in COUNTED}
+    known = left.names | right.names <= set(fixed)
+    return left == right or (known and left.at(fixed) == right.at(fixed))
+
+
+def check_dims(graph: Graph) -> Iterator[Diagnostic]:
+    """FG204: every dim that a port or a parameter names has a size, and no expression over them is negative."""
+    if "dims" in graph.file.partial:
+        return
+    said: set[str] = set()
+    for node in graph.nodes.values():
+        for name, user in _dims_of(node):
+            for needed in COUNTED.get(name, (name,)) if name not in graph.dims else ():
+                if needed not in graph.dims and needed not in said:
+                    said.add(needed)
+                    counted = f" for {name!r}" if needed != name else ""
+                    message = f"dim {needed!r} has no size, and {node.name}.{user} needs it{counted}"
+                    help = f"{near(needed, graph.dims)}add `{needed}: {{mean: …, max: …}}` under dims:"
+                    yield Diagnostic("FG204", node.place, message, help)
+        for port in (*node.spec.columns, *node.spec.inputs):
+            for dim in port.shape:
+                yield from _negative(graph, node, port, dim)
+
+
+def _dims_of(node: Node) -> Iterator[tuple[str, str]]:
+    """(dim, port or parameter that needs it)."""
+    for port in (*node.spec.columns, *node.spec.inputs):
+        for dim in port.shape:
+            yield from ((name, port.name) for name in sorted(dim.names))
+    for param in node.spec.params:
+        if param.origin == "dim" and param.required:
+            yield param.detail, param.name
+
+
+def _negative(graph: Graph, node: Node, port: Port, dim: Expr) -> Iterator[Diagnostic]:
+    try:
+        least = evaluate(dim, node.kind, graph.dims, "max")
+    except KeyError:
+        return
+    if least < 0:
+        message = f"{node.name}.{port.name} is {port}, and {dim} is {least:g}"
+        yield Diagnostic("FG204", node.place, message, f"make the dims of {dim} larger")
+
+
+def check_memory(graph: Graph) -> Iterator[Diagnostic]:
+    """FG501: what a hop may hold at once, and what its readers may read in a step, can be addressed at all."""
+    for node in graph.nodes.values():
+        rows = max(slots(graph, node), rows_per_step(node.kind, graph.dims))
+        for port in node.spec.columns:
+            try:
+                held = value_bytes(port, node.kind, graph.dims, "max") * rows if port.kind != "tensors" else 0
+            except KeyError:
+                continue
+            if held > ADDRESSABLE:
+                names = sorted({name for dim in port.shape for name in dim.names} | {"group", "sample"})
+                message = (
+                    f"{node.name}.{port.name} may take {held:.3g} bytes at once, more than a process can map"
+                )
+                help = f"lower the bound of one of {', '.join(names)} under dims:, or max_lag"
+                yield Diagnostic("FG501", node.place, message, help)
+
+
+def _notes(graph: Graph, node: Node, binding: Binding) -> tuple[Note, ...]:
+    producer, source = graph.nodes[binding.producer].spec, binding.source
+    assert source is not None
+    return (
+        Note(producer.place, f"{producer.use} gives {source.name}: {_type(source)}"),
+        Note(node.spec.place, f"{node.spec.use} takes {binding.port.name}: {_type(binding.port)}"),
+    )

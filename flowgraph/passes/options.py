@@ -1,0 +1,126 @@
+"""What stands under `engine:`, `learner:` and `with:`: checked against the options that exist, value by value."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgspec
+
+from flowgraph.engines.registry import ENGINES, TransformersOptions
+from flowgraph.errors import Diagnostic, ModelError
+from flowgraph.ir.graph import Owner
+from flowgraph.learners.registry import LEARNERS, TorchOptions
+from flowgraph.models import facts
+from flowgraph.spec.config import convert_value
+from flowgraph.spec.graphfile import HopDecl, OwnerDecl
+from flowgraph.spec.hop import HopSpec, Param
+from flowgraph.spec.reader import Reader, lower_first, near, shown
+from flowgraph.spec.source import Located
+
+# Of a value that is plainly text, a class of its own tells little; of anything else a user's code raises, much.
+PLAIN = (ValueError, TypeError, ImportError)
+
+
+def read_owner(decl: OwnerDecl, found: list[Diagnostic]) -> Owner:
+    owner = Owner(decl.name, decl.place, decl.threads)
+    if decl.engine is not None:
+        what = f"owners.{decl.name}.engine"
+        owner.engine = _resource(decl.engine, what, TransformersOptions, ENGINES, found)
+    if decl.learner is not None:
+        what = f"owners.{decl.name}.learner"
+        owner.learner = _resource(decl.learner, what, TorchOptions, LEARNERS, found)
+    return owner
+
+
+def _resource(node: Located, what: str, kind: Any, known: tuple[str, ...], found: list[Diagnostic]) -> Any:
+    """The options of an engine or a learner; None when they have findings."""
+    if not isinstance(node.value, dict | None):
+        return None  # it is no mapping, which has a finding
+    reader = Reader(node.place.file)
+    options = ("use", *kind.__struct_fields__)
+    given = reader.record(node, what, options) or {}
+    needed = [f.name for f in msgspec.structs.fields(kind) if f.required]
+    for name in ("use", *needed):
+        if reader.lacks(node, name, options):
+            help = f"add use: {known[0]}" if name == "use" else f"add {name}: to it"
+            reader.error("FG105", node.place, f"{what} has no `{name}`", help)
+    use = given.get("use")
+    if use is not None and use.value not in known:
+        help = f"{near(str(use.plain()), known)}supported: {', '.join(known)}"
+        reader.error("FG107", use.place, f"{what}: there is no {shown(use)}", help)
+    types = typing.get_type_hints(kind)
+    for name, value in given.items():
+        if name != "use":
+            reader.convert(value, types[name], f"{what}.{name}", None)
+    made = None
+    if not reader.found and not node.partial and given:
+        made = _made(reader, node, what, kind)
+    found += reader.found
+    return made
+
+
+def _made(reader: Reader, node: Located, what: str, kind: Any) -> Any:
+    try:
+        options = msgspec.convert(node.plain(), kind)
+        facts(options.model)
+        return options
+    except msgspec.ValidationError as error:
+        reader.error("FG106", node.place, f"{what}: {lower_first(error)}", "mend the option named")
+    except (ModelError, OSError) as error:
+        help = getattr(error, "help", "") or "name a model that is there"
+        reader.error("FG113", node.value["model"].place, getattr(error, "message", str(error)), help)
+    return None
+
+
+# --- with: -----------------------------------------------------------------------------------------------------
+
+
+def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[str, Any]:
+    """The plain, serialisable values of `with:`, checked against the parameters of the hop."""
+    reader = Reader(decl.place.file)
+    config = decl.config or Located({}, decl.place)
+    given = config.value if isinstance(config.value, dict) else {}
+    options = {p.name: p for p in spec.params if p.origin == "with"}
+    made: dict[str, Any] = {}
+    for name, node in given.items():
+        if name not in options:
+            message = f"hop {decl.name} ({decl.use}) has no option {name!r}"
+            reader.error("FG111", config.keys[name], message, _instead(name, spec, options))
+            continue
+        try:
+            made[name] = convert_value(node.plain(), options[name].type)
+        except Exception as error:  # it may import a user's module and call a user's factory
+            message = f"hops.{decl.name}.with.{name}: {_said(error)}"
+            reader.error("FG111", node.place, message, f"mend the value of {name}")
+    for param in options.values():
+        if param.required and "with" not in decl.partial and reader.lacks(config, param.name, options):
+            help = f"add {param.name}: under with:"
+            reader.error("FG111", decl.place, f"hop {decl.name} needs the option {param.name!r}", help)
+    if spec.facts.validate is not None and not reader.found and "with" not in decl.partial:
+        try:
+            spec.facts.validate(**made)
+        except Exception as error:  # a user's function
+            reader.error(
+                "FG111", config.place, f"hop {decl.name}: {_said(error)}", "mend the options under with:"
+            )
+    found += reader.found
+    return {name: node.plain() for name, node in given.items()}
+
+
+def _instead(name: str, spec: HopSpec, options: dict[str, Param]) -> str:
+    fixed = next((p for p in spec.params if p.name == name), None)
+    if fixed is None:
+        return f"{near(name, options)}options: {', '.join(options) or 'none'}"
+    sources = {
+        "dim": f"dims.{fixed.detail}",
+        "run": f"run.{fixed.detail}",
+        "seam": f"{fixed.fact} of the input {fixed.detail}",
+        "resource": f"the {fixed.detail} of the hop's owner",
+    }
+    return f"it comes from {sources[fixed.origin]}; set it there"
+
+
+def _said(error: Exception) -> str:
+    text = lower_first(error) if isinstance(error, msgspec.ValidationError) else str(error)
+    return text if isinstance(error, PLAIN) and text else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -86,7 +86,7 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
     rest = len(row.fields) - 1
     more = f"+{rest} field{'s' if rest > 1 else ''}" if rest else ""
     line: Line = "dashed" if row.by_reference * 2 > row.mean else "solid"
-    measured = "" if row.measured is None else f"{size_text(row.measured)} measured"
+    measured = "" if row.measured is None else size_text(row.measured)
     off = row.exceeds or (row.difference is not None and abs(row.difference) > OFF)
     how = ", ".join(word for word in (seam.transport, back, every) if word)
     return EdgeText(

@@ -63,7 +63,8 @@ class Grid:
         self.cells, self.pairs = place(plan, self.columns)
         self.rows = max((r for r, _ in self.cells.values()), default=-1) + 1
         self.centre = {n: c * (self.node_w + self.gap) + self.node_w / 2 for n, (_, c) in self.cells.items()}
-        self.node_h = max(HEAD + 6 + self.lines * LINE + 4, 10 * LINE / 2)
+        above = 3 if any(t.measured for t in self.edge_texts) else 2  # lines of a label over a straight edge
+        self.node_h = max(HEAD + self.lines * LINE + 10, 2 * (above * LINE + CLEAR + 4))
 
     def _node_width(self, name: str) -> float:
         text = self.texts[name]

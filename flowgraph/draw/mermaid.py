@@ -53,7 +53,7 @@ def _label(text: EdgeText, forward: bool) -> str:
     if text.line == "dotted" and not forward:
         return shape + (f"<br/><b>{_escape(text.back)}</b>" if text.back else "")
     lines = [shape, f"<b>{_escape(text.price)}</b>"]
-    lines += [f"<b>{_escape(text.measured)}</b>"] if text.measured else []
+    lines += [f"<b>{_escape(text.measured)}</b> measured"] if text.measured else []
     return "<br/>".join([*lines, _escape(f"{text.how}, {text.until}")])
 
 

@@ -95,7 +95,9 @@ def label_text(text: EdgeText, limit: float, *, split: bool) -> LabelText:
         shape = [Span(fit(text.shape, SIZE, "mono", room), "mono", "shape"), Span(text.more, "sans", "soft")]
     above: list[TextLine] = [tuple(shape), (Span(fit(text.price, SIZE, "bold", limit), "bold", "price"),)]
     if text.measured:
-        above.append((Span(fit(text.measured, SIZE, "bold", limit), "bold", "off" if text.off else "price"),))
+        above.append(
+            (Span(text.measured, "bold", "off" if text.off else "price"), Span("measured", "sans", "soft"))
+        )
     words = [text.how + ",", text.until] if split else [f"{text.how}, {text.until}"]
     below: list[TextLine] = [(Span(fit(word, SIZE, "sans", limit), "sans", "soft"),) for word in words]
     return LabelText(tuple(above), tuple(below))

@@ -116,7 +116,7 @@ class TiedEmbedding:
     def __call__(self, token_BL: Tensor) -> Tensor:
         """[B,L] → a leaf [B,L,D] whose gradient `backward` takes."""
         embedded_BLD: Tensor = self._layer(token_BL)
-        return embedded_BLD.detach().requires_grad_(torch.is_grad_enabled())
+        return embedded_BLD.detach().requires_grad_()
 
     @torch.no_grad()
     def backward(self, token_BL: Tensor, grad_BLD: Tensor) -> None:

@@ -47,21 +47,25 @@ class MasterAdamW:
         self._slots = [_slot(parameter, weight_decay) for parameter in parameters]
         self._lr, self._betas, self._eps, self._clip, self._warmup = lr, betas, eps, clip, warmup
         self._steps = 0
-        self._sums: list[Tensor] | None = None
+        self._sums: list[Tensor] = []
+        self._summed = 0
         self._scratch = torch.empty(min(_PIECE, max(slot.master.numel() for slot in self._slots)))
 
     def accumulate(self) -> None:
         """Add the gradients to float32 sums and clear them: after each micro-batch, if there are several."""
-        if self._sums is None:
-            self._sums = [torch.zeros_like(slot.master) for slot in self._slots]
+        if not self._sums:
+            self._sums = [torch.empty_like(slot.master) for slot in self._slots]
         for slot, total in zip(self._slots, self._sums, strict=True):
+            if self._summed == 0:
+                total.zero_()
             if slot.parameter.grad is not None:
                 total += slot.parameter.grad
                 slot.parameter.grad = None
+        self._summed += 1
 
     def drop(self) -> None:
         """Forget all gradients."""
-        self._sums = None
+        self._summed = 0
         for slot in self._slots:
             slot.parameter.grad = None
 
@@ -88,7 +92,7 @@ class MasterAdamW:
         return float(norm), lr
 
     def _gradients(self) -> list[Tensor | None]:
-        if self._sums is not None:
+        if self._summed:
             return list(self._sums)
         return [slot.parameter.grad for slot in self._slots]
 

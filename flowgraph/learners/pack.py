@@ -93,7 +93,7 @@ def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
             raise ValueError(
                 f"field {name!r} must have one value per token ({total}), not shape {values.shape}"
             )
-        if np.issubdtype(values.dtype, np.floating):
+        if values.dtype.kind not in "biu":
             finite = np.isfinite(values.reshape(total, -1)).all(axis=1) | ~rows.mask
             for token in np.flatnonzero(~finite):
                 raise ValueError(

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 # (logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
 # n counts masked tokens only, in any order. Element-wise over tokens: the learner calls it once or many times
-# a batch, with as many tokens as it likes; it sums the loss and divides by the global number of masked tokens,
+# a batch, with as many tokens as it likes; it sums the loss, divides by the global number of masked tokens,
 # and averages each metric over the same tokens. Entropy comes without a graph: to report, not to train on.
 TokenLoss = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]]
 
@@ -54,7 +54,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → CPU tensors in the model's dtype, tied ones once; views, valid until next step."""
+        """Hugging Face names → CPU tensors in the model's dtype, tied ones once; views, until the next step."""
         ...
 
     def save(self, directory: str) -> None:

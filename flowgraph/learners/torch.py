@@ -257,8 +257,8 @@ def _targets(micro: Micro) -> Targets:
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    """A field as the loss sees it: float32 unless it is of integers or booleans."""
-    return torch.from_numpy(values.astype(np.float32) if np.issubdtype(values.dtype, np.floating) else values)
+    """A field as the loss sees it: integers and booleans as they are, all else (bfloat16 too) in float32."""
+    return torch.from_numpy(values if values.dtype.kind in "biu" else values.astype(np.float32))
 
 
 def _trained_rows(rows: Rows) -> int:

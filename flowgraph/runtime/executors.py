@@ -46,6 +46,14 @@ def worker_owners(plan: Plan) -> list[str]:
     return [name for name in plan.owners if name != "driver"]
 
 
+def environment() -> dict[str, str]:
+    """What a worker's libraries read before they start. A user's own setting wins.
+
+    OpenMP threads that spin at a barrier stall for milliseconds whenever another process wants their core.
+    """
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+
+
 class InProcess:
     """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
 
@@ -57,6 +65,7 @@ class InProcess:
         self.arrived = asyncio.Event()
 
     def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+        os.environ.update(environment())
         arenas = map_all(fds)
         for owner in worker_owners(plan):
             self.workers[owner] = Worker(plan, owner, models, arenas, lambda m, o=owner: self._reply(o, m))  # type: ignore[misc]
@@ -167,11 +176,11 @@ class Processes:
             ours, theirs = socket.socketpair()
             command = [sys.executable, "-m", "flowgraph.runtime.worker", str(theirs.fileno()), str(os.getpid())]
             path = self.logs / f"{owner}.log"
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            variables = {**os.environ, **environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
             with theirs, path.open("wb") as log:
                 process = subprocess.Popen(
                     command, pass_fds=[theirs.fileno(), *fds.values()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=environment,
+                    env=variables,
                 )  # fmt: skip
             link = _Link(owner, process, ours, path)
             self.links[owner] = link

@@ -119,9 +119,15 @@ def fold(
     `room(state)` says how many more queued rows it takes now (default: always one more).
     """
     return _attach(
-        kind="fold", owner=owner, lifetime=lifetime, source=source, expand=expand, collect=collect, validate=validate,
+        kind="fold",
+        owner=owner,
+        lifetime=lifetime,
+        source=source,
+        expand=expand,
+        collect=collect,
+        validate=validate,
         room=room,
-    )  # fmt: skip
+    )
 
 
 def effect(

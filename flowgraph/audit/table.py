@@ -17,10 +17,10 @@ HOT = 0.5  # a seam that alone carries more than half of all bytes
 
 
 def render_table(audit: Audit, width: int = 100, *, fields: bool = True) -> str:
-    """Plain text, no colour, no line wider than `width` (at least 60)."""
+    """Plain text, no colour, no line wider than `width` (at least 72)."""
     from rich.console import Console
 
-    width = max(width, 60)
+    width = max(width, 72)
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(renderable(audit, width, fields=fields))

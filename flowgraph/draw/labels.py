@@ -142,7 +142,7 @@ def _node_tooltip(hop: Hop) -> str:
 def _tooltip(seam: Seam, row: SeamRow) -> str:
     head = f"{seam.source} → {seam.reader}: {seam.transport}, until {seam.lifetime}"
     if seam.every > 1:
-        head += f", every {seam.every} rows"
+        head += f", every {seam.every}"
     lines = [head, *([_back(seam)] if seam.delay else [])]
     lines += [_field_line(seam, f) for f in row.fields]
     lines += [f"control: {', '.join(seam.control)}"] if seam.control else []

@@ -94,7 +94,11 @@ def run_flowgraph(work: Path, steps: int) -> dict[str, float]:
 
 def run_trl(work: Path, steps: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--only-trl", str(steps)]
-    process = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    # Both wait passively at OpenMP barriers: flowgraph sets this for its workers, and it helps TRL as much.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    process = subprocess.Popen(
+        command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     memory = PeakMemory(process.pid)
     memory.start()
     output, _ = process.communicate()

@@ -182,14 +182,18 @@ def _token_loss(
         if value_N.shape != leaf_N.shape:
             raise ValueError(f"the loss returned shape {list(value_N.shape)} for {len(leaf_N)} tokens")
         value = value_N.sum()
-    if not bool(torch.isfinite(value)):
+    if not bool(torch.isfinite(value.detach())):
         raise FloatingPointError(f"the loss is {value.item()}: no update was made")
     grad_N = torch.zeros_like(leaf_N)
     if value.requires_grad:
         (derivative_N,) = torch.autograd.grad(value, leaf_N, allow_unused=True)
         grad_N = grad_N if derivative_N is None else derivative_N
     logprob_N.requires_grad_(False)
-    return float(value), grad_N, {name: float(metric.detach().sum()) for name, metric in metrics.items()}
+    return (
+        float(value.detach()),
+        grad_N,
+        {name: float(metric.detach().sum()) for name, metric in metrics.items()},
+    )
 
 
 def _dlogits_in_place(probs_CV: Tensor, targets: Targets, logprob_N: Tensor, grad_N: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ def _check_config(
 def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
     from transformers import AutoModelForCausalLM
 
-    implementation = attention.register() if how == "tree" else "sdpa"
+    implementation = attention.register() if how == "tree" else None  # None: the model's own default
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation=implementation

@@ -7,31 +7,30 @@ from __future__ import annotations
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.spec.graphfile import InputDecl
+from flowgraph.spec.graphfile import NAME, InputDecl
 from flowgraph.spec.ports import Port
-from flowgraph.spec.reader import closest, misspelt, near
+from flowgraph.spec.reader import guess, near, plural, suggest, surely
 
 
 def bind(graph: Graph, node: Node, found: list[Diagnostic]) -> None:
     """Bind row streams and values now; columns wait until every row stream is known."""
     decl = graph.file.hops[node.name]
     ports = {p.name: p for p in node.spec.inputs}
+    needed = [p.name for p in node.spec.inputs if not p.optional]
+    meant = guess(decl.inputs, ports, needed)
     for name, given in decl.inputs.items():
-        port = ports.get(name)
-        if port is None:
-            help = f"{near(name, ports)}inputs: {', '.join(ports) or 'none'}"
-            found.append(
-                Diagnostic("FG109", given.at, f"hop {decl.name} ({decl.use}) has no input {name!r}", help)
-            )
-            meant = closest(name, ports)
-            port = ports[meant] if meant is not None and meant not in decl.inputs else None
+        if name not in ports:
+            message = f"hop {decl.name} ({decl.use}) has no input {name!r}"
+            found.append(Diagnostic("FG109", given.at, message, suggest(name, meant, "inputs", ports)))
+        port = ports.get(meant.get(name, name))
         if port is not None:
             _bind_input(graph, node, port, given, found)
-    for port in node.spec.inputs:
-        given_up = "in" in decl.partial or misspelt(port.name, decl.inputs, ports)
-        if port.name not in decl.inputs and not port.optional and not given_up:
-            message = f"hop {decl.name} lacks its input {port.name!r}: {port}"
-            found.append(Diagnostic("FG110", decl.place, message, f"add {port.name}: <hop> under in:"))
+    missing = [ports[name] for name in needed if name not in (*decl.inputs, *meant.values())]
+    if missing and "in" not in decl.partial:
+        what = ", ".join(f"{p.name}: {p}" for p in missing)
+        help = f"add {', '.join(f'{p.name}: <hop>' for p in missing)} under in:"
+        message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
+        found.append(Diagnostic("FG110", decl.place, message, help))
     _mark(graph, node)
 
 
@@ -47,10 +46,9 @@ def _mark(graph: Graph, node: Node) -> None:
 def _bind_input(graph: Graph, node: Node, port: Port, given: InputDecl, found: list[Diagnostic]) -> None:
     hop, _, column = given.ref.partition(".")
     hops = graph.file.hops
-    if given.ref and hop not in hops and "hops" not in graph.file.partial:
-        help = f"{near(hop, hops)}hops: {', '.join(hops)}"
-        found.append(Diagnostic("FG108", given.place, f"there is no hop {hop!r}", help))
-        hop = closest(hop, hops) or hop
+    if hop not in hops:
+        _no_hop(graph, hop, given, found)
+        hop = surely(hop, hops) or hop
     if hop not in graph.nodes:
         graph.broken.add(node.name)
         return
@@ -62,6 +60,19 @@ def _bind_input(graph: Graph, node: Node, port: Port, given: InputDecl, found: l
         found.append(Diagnostic("FG109", given.place, message, f"{hop} gives {gives}"))
         return
     node.bindings.append(Binding(port, hop, hop, source, given))
+
+
+def _no_hop(graph: Graph, hop: str, given: InputDecl, found: list[Diagnostic]) -> None:
+    """One finding for each unknown name, at the first input that has it."""
+    hops = graph.file.hops
+    known = any(not NAME.fullmatch(name) for name in hops)  # a name that can't be referred to has a finding
+    if not given.ref or known or "hops" in graph.file.partial:
+        return
+    uses = [i.place for h in hops.values() for i in h.inputs.values() if i.ref.partition(".")[0] == hop]
+    if given.place == uses[0]:
+        count = f", which {len(uses)} inputs name" if len(uses) > 1 else ""
+        help = f"{near(hop, hops)}hops: {', '.join(hops)}"
+        found.append(Diagnostic("FG108", given.place, f"there is no hop {hop!r}{count}", help))
 
 
 def _direct(producer: Node, port: Port, column: str) -> Port | None:
@@ -97,7 +108,7 @@ def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
                     if graph.doubtful(graph.nodes[binding.via]):
                         continue
                     found.append(_no_column(node, binding, known))
-                    meant = closest(name or binding.port.name, known)
+                    meant = surely(name or binding.port.name, known)
                 if meant is None:
                     continue
                 binding.producer, binding.source = known[meant]

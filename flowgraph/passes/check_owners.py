@@ -25,15 +25,19 @@ def check_owners(graph: Graph) -> Iterator[Diagnostic]:
             message = f"fold {node.name} can't live on {node.owner!r}"
             yield Diagnostic("FG301", place, message, "remove its owner:; folds run on the driver")
         for resource in sorted({p.detail for p in node.spec.params if p.origin == "resource"}):
+            declared = graph.file.owners[node.owner]
             if resource == "tokenizer" and not _may_have_tokenizer(graph):
                 message = f"hop {node.name} needs a tokenizer, but no owner names a model"
                 yield Diagnostic("FG301", place, message, "give an owner an engine with a model")
-            elif resource != "tokenizer" and getattr(graph.file.owners[node.owner], resource) is None:
+            elif (
+                resource != "tokenizer"
+                and getattr(declared, resource) is None
+                and resource not in declared.partial
+            ):
                 message = f"hop {node.name} uses a {resource}, and owner {node.owner!r} has none"
                 message = message.replace("a engine", "an engine")
                 help = f"add `{resource}:` to owner {node.owner}, or set owner: to one that has it"
-                if "owners" not in graph.file.partial:
-                    yield Diagnostic("FG301", place, message, help)
+                yield Diagnostic("FG301", place, message, help)
 
 
 def _missing_owners(graph: Graph) -> Iterator[Diagnostic]:
@@ -49,6 +53,11 @@ def _missing_owners(graph: Graph) -> Iterator[Diagnostic]:
             else:
                 message = f"hop {node.name} belongs to {node.owner!r}, which is no owner here"
                 yield Diagnostic("FG301", decl.owner_place, message, _add_owner(graph, node.owner))
+    if len(roles) > 1 and len(graph.file.owners) == 1:
+        message = f"the graph gives no owners, and its hops need {', '.join(roles)}"
+        help = f"add owners: with {', '.join(f'{role}: {{}}' for role in roles)}"
+        yield Diagnostic("FG301", graph.file.place, message, help)
+        return
     for role, nodes in roles.items():
         names = ", ".join(n.name for n in nodes)
         belong = f"hop {names} belongs" if len(nodes) == 1 else f"hops {names} belong"
@@ -62,8 +71,10 @@ def _add_owner(graph: Graph, name: str) -> str:
 
 
 def _may_have_tokenizer(graph: Graph) -> bool:
-    """Whether some owner names a model, also one that could not be read and has a finding of its own."""
-    return any(o.engine or o.learner for o in graph.file.owners.values()) or "owners" in graph.file.partial
+    """Whether some owner names a model, or would if its own finding were mended."""
+    owners = graph.file.owners.values()
+    lost = any(n.owner not in graph.owners for n in graph.nodes.values()) or "owners" in graph.file.partial
+    return lost or any(o.engine or o.learner or o.partial for o in owners)
 
 
 def check_single_writer(graph: Graph) -> Iterator[Diagnostic]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 
 from flowgraph.errors import Diagnostic
-from flowgraph.ir.graph import Binding, Graph, Node
+from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.cycles import undelayed
 from flowgraph.passes.fixed import fixed, fixed_value
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.spec.config import build_config
@@ -15,48 +14,18 @@ from flowgraph.spec.types import ROW_KINDS
 
 
 def check_cycles(graph: Graph) -> Iterator[Diagnostic]:
-    """FG401: every cycle of the ring has a seam that declares a delay. Events and folds' own ledgers are not data."""
-    edges: dict[tuple[str, str], list[Binding]] = {}
-    for node in graph.nodes.values():
-        for binding in node.bindings:
-            if binding.port.mode != "event" and not binding.decl.delay and not _ledger(graph, binding):
-                edges.setdefault((binding.via, node.name), []).append(binding)
-    while (cycle := _cycle(edges)) is not None:
-        back = max(pairwise(cycle), key=lambda edge: _backness(graph, edge, edges[edge]))
-        at = cycle.index(back[1])
-        ring = [*cycle[at:-1], *cycle[: at + 1]] if at < len(cycle) - 1 else cycle
-        first = min(edges.pop(back), key=lambda b: b.decl.place)
-        message = f"the cycle {' → '.join(ring)} has no delay"
+    """FG401: every cycle of the ring has a seam that declares a delay."""
+    for cycle in undelayed(graph):
+        first = min(cycle.back, key=lambda b: b.decl.place)
+        message = f"the cycle {' → '.join(cycle.hops)} has no delay"
         help = f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
         yield Diagnostic("FG401", first.decl.place, message, help)
 
 
-def _ledger(graph: Graph, binding: Binding) -> bool:
-    """A fold's view of its own ledger (free capacity, rows in flight) is read at once and needs no delay."""
-    return binding.port.kind == "value" and graph.nodes[binding.producer].spec.facts.kind == "fold"
-
-
-def _cycle(edges: dict[tuple[str, str], list[Binding]]) -> list[str] | None:
-    """The hops of one cycle, the first again as the last; None when there is none."""
-    order: TopologicalSorter[str] = TopologicalSorter()
-    for writer, reader in edges:
-        order.add(reader, writer)
-    try:
-        order.prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return None
-
-
-def _backness(graph: Graph, edge: tuple[str, str], bindings: list[Binding]) -> tuple[bool, bool, int]:
-    """Which edge of a cycle was meant to lead back: one that samples a value, or leads up in the file, the furthest."""
-    names = list(graph.file.hops)
-    distance = names.index(edge[0]) - names.index(edge[1])
-    return any(b.port.mode == "latest" and b.port.kind == "value" for b in bindings), distance >= 0, distance
-
-
 def check_lag(graph: Graph) -> Iterator[Diagnostic]:
     """FG405: a hop that needs the largest lag finds it stated at the back edge."""
+    if any(given.unsure for decl in graph.file.hops.values() for given in decl.inputs.values()):
+        return
     needy = [
         (node, param)
         for node in graph.nodes.values()
@@ -142,7 +111,7 @@ def _is_later(producer: Node, reader: Node) -> bool:
 
 def check_steps(graph: Graph) -> Iterator[Diagnostic]:
     """FG404: the ring reaches a step; without one the run would never end."""
-    unread = len(graph.nodes) < len(graph.file.hops) or "hops" in graph.file.partial
+    unread = graph.broken or "hops" in graph.file.partial
     if graph.nodes and not unread and not any(n.spec.facts.collect for n in graph.nodes.values()):
         message = "no hop collects trajectories into steps, so a run would never end"
         yield Diagnostic(

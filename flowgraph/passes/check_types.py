@@ -61,6 +61,10 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
             f"{binding.producer}.{source.name} is {source}{rows}, but {node.name} reads {port.name} as {port}"
         )
         help = f"write the dims of {port.name} as {binding.producer} gives them, in {node.spec.place.file}"
+        if collects(producer, node) and not source.shape:
+            help = f"write {port.name} with the dim trajectory or leaf, in {node.spec.place.file}"
+        elif collects(producer, node) and not joins(source.shape[0]):
+            help = f"read {source.name} before its rows are collected, in a hop on {producer.kind} rows"
         yield Diagnostic("FG203", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
@@ -92,19 +96,22 @@ def check_dims(graph: Graph) -> Iterator[Diagnostic]:
     """FG204: every dim that a port or a parameter names has a size, and no expression over them is negative."""
     if "dims" in graph.file.partial:
         return
-    said: set[str] = set()
+    missing: dict[str, tuple[Node, str]] = {}
     for node in graph.nodes.values():
         for name, user in _dims_of(node):
             for needed in COUNTED.get(name, (name,)) if name not in graph.dims else ():
-                if needed not in graph.dims and needed not in said:
-                    said.add(needed)
+                if needed not in graph.dims:
                     counted = f" for {name!r}" if needed != name else ""
-                    message = f"dim {needed!r} has no size, and {node.name}.{user} needs it{counted}"
-                    help = f"{near(needed, graph.dims)}add `{needed}: {{mean: …, max: …}}` under dims:"
-                    yield Diagnostic("FG204", node.place, message, help)
-        for port in (*node.spec.columns, *node.spec.inputs):
-            for dim in port.shape:
-                yield from _negative(graph, node, port, dim)
+                    missing.setdefault(needed, (node, f"{node.name}.{user} needs it{counted}"))
+        yield from _negative(graph, node)
+    if missing and not graph.dims:
+        message = f"the graph gives no sizes, and its hops need {', '.join(missing)}"
+        help = f"add dims: with {', '.join(f'{name}: {{mean: …, max: …}}' for name in missing)}"
+        yield Diagnostic("FG204", graph.file.place, message, help)
+        return
+    for name, (node, why) in missing.items():
+        help = f"{near(name, graph.dims)}add `{name}: {{mean: …, max: …}}` under dims:"
+        yield Diagnostic("FG204", node.place, f"dim {name!r} has no size, and {why}", help)
 
 
 def _dims_of(node: Node) -> Iterator[tuple[str, str]]:
@@ -117,14 +124,16 @@ def _dims_of(node: Node) -> Iterator[tuple[str, str]]:
             yield param.detail, param.name
 
 
-def _negative(graph: Graph, node: Node, port: Port, dim: Expr) -> Iterator[Diagnostic]:
-    try:
-        least = evaluate(dim, node.kind, graph.dims, "max")
-    except KeyError:
-        return
-    if least < 0:
-        message = f"{node.name}.{port.name} is {port}, and {dim} is {least:g}"
-        yield Diagnostic("FG204", node.place, message, f"make the dims of {dim} larger")
+def _negative(graph: Graph, node: Node) -> Iterator[Diagnostic]:
+    for port in (*node.spec.columns, *node.spec.inputs):
+        for dim in port.shape:
+            try:
+                least = evaluate(dim, node.kind, graph.dims, "max")
+            except KeyError:
+                continue
+            if least < 0:
+                message = f"{node.name}.{port.name} is {port}, and {dim} is {least:g}"
+                yield Diagnostic("FG204", node.place, message, f"make the dims of {dim} larger")
 
 
 def check_memory(graph: Graph) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ from flowgraph.models import facts
 from flowgraph.spec.config import convert_value
 from flowgraph.spec.graphfile import HopDecl, OwnerDecl
 from flowgraph.spec.hop import HopSpec, Param
-from flowgraph.spec.reader import Reader, lower_first, near, shown
+from flowgraph.spec.reader import Reader, guess, lower_first, near, plural, shown, suggest
 from flowgraph.spec.source import Located
 
 # Of a value that is plainly text, a class of its own tells little; of anything else a user's code raises, much.
@@ -35,27 +35,19 @@ def read_owner(decl: OwnerDecl, found: list[Diagnostic]) -> Owner:
 
 def _resource(node: Located, what: str, kind: Any, known: tuple[str, ...], found: list[Diagnostic]) -> Any:
     """The options of an engine or a learner; None when they have findings."""
-    if not isinstance(node.value, dict | None):
-        return None  # it is no mapping, which has a finding
     reader = Reader(node.place.file)
-    options = ("use", *kind.__struct_fields__)
-    given = reader.record(node, what, options) or {}
-    needed = [f.name for f in msgspec.structs.fields(kind) if f.required]
-    for name in ("use", *needed):
-        if reader.lacks(node, name, options):
-            help = f"add use: {known[0]}" if name == "use" else f"add {name}: to it"
-            reader.error("FG105", node.place, f"{what} has no `{name}`", help)
+    needed = {"use": f"add use: {known[0]}"}
+    needed |= {f.name: f"add {f.name}: to it" for f in msgspec.structs.fields(kind) if f.required}
+    given = reader.record(node, what, ("use", *kind.__struct_fields__), needed).values
     use = given.get("use")
-    if use is not None and use.value not in known:
+    if use is not None and use.value not in known and not use.unread:
         help = f"{near(str(use.plain()), known)}supported: {', '.join(known)}"
         reader.error("FG107", use.place, f"{what}: there is no {shown(use)}", help)
     types = typing.get_type_hints(kind)
     for name, value in given.items():
         if name != "use":
             reader.convert(value, types[name], f"{what}.{name}", None)
-    made = None
-    if not reader.found and not node.partial and given:
-        made = _made(reader, node, what, kind)
+    made = _made(reader, node, what, kind) if not reader.found and not node.unread and given else None
     found += reader.found
     return made
 
@@ -80,24 +72,31 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
     """The plain, serialisable values of `with:`, checked against the parameters of the hop."""
     reader = Reader(decl.place.file)
     config = decl.config or Located({}, decl.place)
-    given = config.value if isinstance(config.value, dict) else {}
+    given: dict[str, Located] = config.value if isinstance(config.value, dict) else {}
     options = {p.name: p for p in spec.params if p.origin == "with"}
+    meant = guess(given, options, [p.name for p in options.values() if p.required])
     made: dict[str, Any] = {}
     for name, node in given.items():
         if name not in options:
             message = f"hop {decl.name} ({decl.use}) has no option {name!r}"
-            reader.error("FG111", config.keys[name], message, _instead(name, spec, options))
-            continue
-        try:
-            made[name] = convert_value(node.plain(), options[name].type)
-        except Exception as error:  # it may import a user's module and call a user's factory
-            message = f"hops.{decl.name}.with.{name}: {_said(error)}"
-            reader.error("FG111", node.place, message, f"mend the value of {name}")
-    for param in options.values():
-        if param.required and "with" not in decl.partial and reader.lacks(config, param.name, options):
-            help = f"add {param.name}: under with:"
-            reader.error("FG111", decl.place, f"hop {decl.name} needs the option {param.name!r}", help)
-    if spec.facts.validate is not None and not reader.found and "with" not in decl.partial:
+            reader.error("FG111", config.keys[name], message, _instead(name, spec, meant, options))
+        elif not node.unread:
+            try:
+                made[name] = convert_value(node.plain(), options[name].type)
+            except Exception as error:  # it may import a user's module and call a user's factory
+                message = f"hops.{decl.name}.with.{name}: {_said(error)}"
+                reader.error("FG111", node.place, message, f"mend the value of {name}")
+    missing = [p.name for p in options.values() if p.required and p.name not in (*given, *meant.values())]
+    if missing and "with" not in decl.partial:
+        message = f"hop {decl.name} needs the option{plural(missing)} {', '.join(missing)}"
+        help = f"add {', '.join(f'{name}:' for name in missing)} under with:"
+        reader.error("FG111", decl.place, message, help)
+    if (
+        spec.facts.validate is not None
+        and not reader.found
+        and not config.unread
+        and "with" not in decl.partial
+    ):
         try:
             spec.facts.validate(**made)
         except Exception as error:  # a user's function
@@ -108,10 +107,10 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
     return {name: node.plain() for name, node in given.items()}
 
 
-def _instead(name: str, spec: HopSpec, options: dict[str, Param]) -> str:
+def _instead(name: str, spec: HopSpec, meant: dict[str, str], options: dict[str, Param]) -> str:
     fixed = next((p for p in spec.params if p.name == name), None)
     if fixed is None:
-        return f"{near(name, options)}options: {', '.join(options) or 'none'}"
+        return suggest(name, meant, "options", options)
     sources = {
         "dim": f"dims.{fixed.detail}",
         "run": f"run.{fixed.detail}",

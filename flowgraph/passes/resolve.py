@@ -8,6 +8,7 @@ import sys
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node, later
 from flowgraph.passes.bind import bind, bind_columns
+from flowgraph.passes.cycles import undelayed
 from flowgraph.passes.options import read_config, read_owner
 from flowgraph.spec.config import import_object
 from flowgraph.spec.graphfile import GraphFile, HopDecl
@@ -64,7 +65,9 @@ def _instead(error: ImportError) -> str:
 
 
 def _infer_kinds(graph: Graph) -> None:
-    """A fold says what it makes; any other hop works on the most derived rows that it reads."""
+    """A fold says what it makes; any other hop works on the most derived rows that it reads, but for those of a
+    back edge, which are an earlier turn's."""
+    back = {id(binding) for cycle in undelayed(graph) for binding in cycle.back}
     free = []
     for node in graph.nodes.values():
         facts = node.spec.facts
@@ -76,7 +79,8 @@ def _infer_kinds(graph: Graph) -> None:
         before = [n.kind for n in free]
         for node in free:
             for binding in node.bindings:
-                if binding.port.mode != "event" and binding.port.kind != "value":
+                flows = binding.port.mode != "event" and binding.port.kind != "value"
+                if flows and not binding.decl.delay and id(binding) not in back:
                     node.kind = later(node.kind, graph.nodes[binding.via].kind)
         if before == [n.kind for n in free]:
             return

@@ -26,7 +26,10 @@ TOP = ("graph", "doc", "dims", "owners", "hops", "run", "models")
 
 
 class InputDecl(msgspec.Struct):
-    """`in: {port: hop}` or `in: {port: {from: hop.column, delay: 1, max_lag: 0, every: 1}}`."""
+    """`in: {port: hop}` or `in: {port: {from: hop.column, delay: 1, max_lag: 0, every: 1}}`.
+
+    unsure: whether a max_lag is meant that could not be read
+    """
 
     port: str
     ref: str
@@ -35,10 +38,11 @@ class InputDecl(msgspec.Struct):
     delay: int = 0
     max_lag: int | None = None
     every: int = 1
+    unsure: bool = False
 
 
 class HopDecl(msgspec.Struct):
-    """One entry of `hops:`. partial: keys of it that are not as written, so that what they lack is no finding."""
+    """One entry of `hops:`. partial: keys that could not be read whole, or may be there under another name."""
 
     name: str
     place: Place
@@ -54,13 +58,17 @@ class HopDecl(msgspec.Struct):
 
 
 class OwnerDecl(msgspec.Struct):
-    """One entry of `owners:`; `engine` and `learner` are its resource's options, with positions."""
+    """One entry of `owners:`; `engine` and `learner` are its resource's options, with positions.
+
+    partial: keys that may be there under another name
+    """
 
     name: str
     place: Place
     threads: int | None = None
     engine: Located | None = None
     learner: Located | None = None
+    partial: frozenset[str] = frozenset()
 
 
 class RunDecl(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,30 +106,24 @@ class GraphFile(msgspec.Struct):
 def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     """Check the keys of a whole file. The result is usable as far as it could be read."""
     reader = Reader(file)
-    given = reader.record(root, "the graph", TOP)
-    top = given or {}
-    for key in ("graph", "hops"):
-        if given is not None and reader.lacks(root, key, TOP):
-            reader.error("FG105", Place(file, 1, 1), f"the graph has no `{key}`", f"add `{key}:`")
+    needed = {"graph": "add `graph:` with a name", "hops": "add `hops:`; `flowgraph init` writes a ring"}
+    record = reader.record(root, "the graph", TOP, needed, at=Place(file, 1, 1))
+    top, partial = record.values, set(record.unsure)
     name = reader.convert(top["graph"], str, "graph", "graph") if "graph" in top else "graph"
     if not FILE_NAME.fullmatch(name):
         help = "use letters, digits, - and _, at most 100"
         reader.error("FG106", top["graph"].place, f"the graph's name {name[:40]!r} is no file name", help)
-    partial = {key for key in TOP if root.partial or (key not in top and not reader.lacks(root, key, TOP))}
     sections: dict[str, dict[str, Located]] = {}
     for key in ("dims", "owners", "hops"):
         sections[key], whole = reader.section(top.get(key), key)
         if not whole:
             partial.add(key)
     if "hops" in top and not sections["hops"] and "hops" not in partial:
-        reader.error(
-            "FG105", top["hops"].place, "the graph has no hops", "add hops; `flowgraph init` writes a ring"
-        )
+        reader.error("FG105", top["hops"].place, "the graph has no hops", needed["hops"])
     owners = {"driver": OwnerDecl("driver", root.place)}
     owners |= {
         key: _owner(reader, key, node, top["owners"].keys[key]) for key, node in sections["owners"].items()
     }
-    hops = {key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()}
     graph = GraphFile(
         name=name,
         file=file,
@@ -129,7 +131,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
         dims={key: _size(reader, key, node) for key, node in sections["dims"].items()},
         dim_places={key: node.place for key, node in sections["dims"].items()},
         owners=owners,
-        hops=hops,
+        hops={key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()},
         run=_run(reader, top["run"]) if "run" in top else RunDecl(),
         models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
         place=root.place,
@@ -145,6 +147,8 @@ def _size(reader: Reader, name: str, node: Located) -> Size:
         size = reader.convert(node, Size, what, Size(1, 1))
     elif isinstance(node.value, int) and not isinstance(node.value, bool):
         size = Size(mean=node.value, max=node.value)
+    elif node.partial:
+        size = Size(1, 1)
     else:
         help = f"write {name}: 8, or {name}: {{mean: 4, max: 8}}"
         reader.error(
@@ -166,46 +170,35 @@ def _named(reader: Reader, what: str, name: str, place: Place) -> None:
 
 def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     _named(reader, "owner", name, place)
-    out = OwnerDecl(name, place)
     what = f"owners.{name}"
-    for key, value in (
-        reader.record(node, what, ("processes", "threads", "engine", "learner")) or {}
-    ).items():
-        if key == "threads":
-            out.threads = reader.convert(value, Positive, f"{what}.threads", 1)
-        elif key == "processes":
-            if reader.convert(value, int, f"{what}.processes", 1) != 1:
-                message = f"owner {name} asks for {value.plain()} processes"
-                reader.error("FG106", value.place, message, "write processes: 1; an owner is one process")
-        else:
-            reader.section(value, f"{what}.{key}")
-            setattr(out, key, value)
+    record = reader.record(node, what, ("processes", "threads", "engine", "learner"))
+    keys = record.values
+    out = OwnerDecl(
+        name, place, engine=keys.get("engine"), learner=keys.get("learner"), partial=record.unsure
+    )
+    if "threads" in keys:
+        out.threads = reader.convert(keys["threads"], Positive, f"{what}.threads", 1)
+    if "processes" in keys and reader.convert(keys["processes"], int, f"{what}.processes", 1) != 1:
+        message = f"owner {name} asks for {keys['processes'].plain()} processes"
+        help = "write processes: 1; an owner is one process"
+        reader.error("FG106", keys["processes"].place, message, help)
     return out
-
-
-HOP_KEYS = ("use", "in", "with", "owner", "capacity")
 
 
 def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
     _named(reader, "hop", name, place)
     what = f"hops.{name}"
-    keys = reader.record(node, what, HOP_KEYS)
-    out = HopDecl(name, place, "", place, {})
-    if keys is None:
-        return out
-    if reader.lacks(node, "use", HOP_KEYS):
-        help = "add `use:` with an import path such as hops.reward.score"
-        reader.error("FG105", place, f"hop {name} has no `use`", help)
+    needed = {"use": "add `use:` with an import path such as hops.reward.score"}
+    record = reader.record(node, what, ("use", "in", "with", "owner", "capacity"), needed, at=place)
+    keys, partial = record.values, set(record.unsure)
+    out = HopDecl(name, place, "", place, {}, config=keys.get("with"))
     if "use" in keys:
         out.use, out.use_place = reader.convert(keys["use"], str, f"{what}.use", ""), keys["use"].place
-    partial = {k for k in ("in", "with") if k not in keys and not reader.lacks(node, k, HOP_KEYS)}
-    inputs, whole = reader.section(keys.get("in"), f"{what}.in")
-    partial |= set() if whole else {"in"}
-    for port, value in inputs.items():
-        out.inputs[port] = _input(reader, f"{what}.in.{port}", port, value, keys["in"].keys[port])
-    _, whole = reader.section(keys.get("with"), f"{what}.with")
-    partial |= set() if whole else {"with"}
-    out.config = keys.get("with")
+    for key in ("in", "with"):
+        values, whole = reader.section(keys.get(key), f"{what}.{key}")
+        partial |= set() if whole else {key}
+        for port, value in values.items() if key == "in" else ():
+            out.inputs[port] = _input(reader, f"{what}.in.{port}", port, value, keys["in"].keys[port])
     if "owner" in keys:
         out.owner, out.owner_place = (
             reader.convert(keys["owner"], str, f"{what}.owner", None),
@@ -218,28 +211,34 @@ def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
     return out
 
 
-INPUT_KEYS = ("from", "delay", "max_lag", "every")
-
-
 def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> InputDecl:
-    if isinstance(node.value, str):
-        return InputDecl(port, node.value, node.place, at)
     out = InputDecl(port, "", node.place, at)
+    if isinstance(node.value, str):
+        out.ref = "" if node.partial else node.value
+        return out
+    if not isinstance(node.value, dict) and node.unread:
+        return out
     if not isinstance(node.value, dict):
         help = f"write {port}: and the hop that it comes from, or {{from: hop}}"
         reader.error(
             "FG106", node.place, f"{what} must be a hop's name or a mapping, not {shown(node)}", help
         )
         return out
-    keys = reader.record(node, what, INPUT_KEYS) or {}
-    if reader.lacks(node, "from", INPUT_KEYS):
-        help = "write the hop that it comes from, or {from: hop}"
-        reader.error("FG105", node.place, f"{what} names no hop", help)
+    needed = {"from": "write the hop that it comes from, or {from: hop}"}
+    record = reader.record(node, what, ("from", "delay", "max_lag", "every"), needed)
+    keys = record.values
     if "from" in keys:
         out.ref, out.place = reader.convert(keys["from"], str, f"{what}.from", ""), keys["from"].place
-    for key, kind in (("delay", Count), ("max_lag", Count), ("every", Positive)):
-        if key in keys:
-            setattr(out, key, reader.convert(keys[key], kind, f"{what}.{key}", 1))
+    # What can't be read is taken as what has no findings of its own.
+    out.delay = 1 if "delay" in record.unsure else 0
+    out.unsure = "max_lag" in record.unsure
+    if "delay" in keys:
+        out.delay = reader.convert(keys["delay"], Count, f"{what}.delay", 1)
+    if "every" in keys:
+        out.every = reader.convert(keys["every"], Positive, f"{what}.every", 1)
+    if "max_lag" in keys:
+        out.max_lag = reader.convert(keys["max_lag"], Count, f"{what}.max_lag", None)
+        out.unsure = out.max_lag is None
     return out
 
 
@@ -251,6 +250,6 @@ def _run(reader: Reader, node: Located) -> RunDecl:
         "show": list[str],
     }
     out = RunDecl()
-    for key, value in (reader.record(node, "run", kinds) or {}).items():
+    for key, value in reader.record(node, "run", kinds).values.items():
         setattr(out, key, reader.convert(value, kinds[key], f"run.{key}", getattr(out, key)))
     return out

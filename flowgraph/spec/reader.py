@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import msgspec
@@ -12,9 +12,14 @@ from flowgraph.errors import Diagnostic, Place
 from flowgraph.spec.source import Located
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that was probably meant."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def surely(word: str, known: Iterable[str]) -> str | None:
+    """The known name that was almost certainly meant, so that the rest can be checked as if it stood there."""
+    return closest(word, known, cutoff=0.75)
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -23,10 +28,31 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"did you mean {match}? " if match else ""
 
 
-def misspelt(name: str, given: Iterable[str], known: Iterable[str]) -> bool:
-    """Whether a given name that is unknown was probably meant as `name`; its own finding says so."""
-    known = list(known)
-    return any(g not in known and closest(g, known) == name for g in given)
+def guess(given: Iterable[str], known: Iterable[str], needed: Iterable[str] = ()) -> dict[str, str]:
+    """Unknown given name → what was probably meant: the nearest that is not given, else the one that is missing."""
+    given, known = list(given), list(known)
+    meant: dict[str, str] = {}
+    unknown = [name for name in given if name not in known]
+    for name in unknown:
+        match = closest(name, [k for k in known if k not in given and k not in meant.values()])
+        if match is not None:
+            meant[name] = match
+    rest = [name for name in unknown if name not in meant]
+    missing = [name for name in needed if name not in given and name not in meant.values()]
+    return meant | ({rest[0]: missing[0]} if len(rest) == len(missing) == 1 else {})
+
+
+def suggest(name: str, meant: Mapping[str, str], what: str, known: Iterable[str]) -> str:
+    """The help line for an unknown name."""
+    hint = f"did you mean {meant[name]}? " if name in meant else ""
+    return f"{hint}{what}: {', '.join(known) or 'none'}"
+
+
+class Record(msgspec.Struct):
+    """A mapping of known keys, as far as it could be read. unsure: known keys that may be there under another name."""
+
+    values: dict[str, Located]
+    unsure: frozenset[str] = frozenset()
 
 
 class Reader:
@@ -43,31 +69,41 @@ class Reader:
         """A mapping of any keys, and whether all of it could be read. Nothing at all is an empty mapping."""
         if node is None or node.value is None:
             return {}, True
-        if not isinstance(node.value, dict):
+        if isinstance(node.value, dict):
+            return node.value, not node.partial
+        if not node.partial:
             help = f"write {what} as `key: value` lines"
             self.error("FG106", node.place, f"{what} must be a mapping, not {shown(node)}", help)
-            return {}, False
-        return node.value, not node.partial
+        return {}, False
 
-    def record(self, node: Located, what: str, keys: Iterable[str]) -> dict[str, Located] | None:
-        """A mapping of known keys; others are reported and left out. None when it is something else."""
+    def record(
+        self,
+        node: Located,
+        what: str,
+        keys: Iterable[str],
+        needed: Mapping[str, str] | None = None,
+        at: Place | None = None,
+    ) -> Record:
+        """A mapping of known keys. Others are reported and left out; so are needed ones (key → help) that it lacks."""
+        keys, needed = tuple(keys), needed or {}
         values, whole = self.section(node, what)
-        if not whole and not isinstance(node.value, dict):
-            return None
-        allowed = tuple(keys)
-        for name in values:
-            if name not in allowed:
-                help = f"{near(name, allowed)}keys here: {', '.join(allowed)}"
-                self.error("FG104", node.keys.get(name, node.place), f"unknown key {name!r} in {what}", help)
-        return {k: v for k, v in values.items() if k in allowed}
-
-    def lacks(self, node: Located, key: str, known: Iterable[str]) -> bool:
-        """Whether a key is missing, and neither unreadable nor misspelt."""
-        given = node.value if isinstance(node.value, dict) else {}
-        return key not in given and not node.partial and not misspelt(key, given, known)
+        if not whole and not values:
+            return Record({}, frozenset(keys))
+        meant = guess(values, keys, needed)
+        unknown = [name for name in values if name not in keys]
+        for name in unknown:
+            help = suggest(name, meant, "keys here", keys)
+            self.error("FG104", node.keys.get(name, node.place), f"unknown key {name!r} in {what}", help)
+        for key, help in needed.items():
+            if whole and key not in values and key not in meant.values():
+                self.error("FG105", at or node.place, f"{what} has no `{key}`", help)
+        unsure = meant.values() if whole and len(meant) == len(unknown) else keys
+        return Record({k: v for k, v in values.items() if k in keys}, frozenset(unsure) - values.keys())
 
     def convert(self, node: Located, kind: Any, what: str, default: Any) -> Any:
         """The value as `kind`, or a finding and `default`."""
+        if node.unread:
+            return default
         try:
             return msgspec.convert(node.plain(), kind, strict=True)
         except msgspec.ValidationError as error:
@@ -88,3 +124,7 @@ def shown(node: Located) -> str:
         return "a mapping" if isinstance(node.value, dict) else "a list"
     text = repr(node.value)
     return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def plural(items: Sized) -> str:
+    return "" if len(items) == 1 else "s"

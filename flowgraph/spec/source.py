@@ -30,13 +30,19 @@ READ_AS = {
 class Located(msgspec.Struct):
     """A value with its place. `value` is a scalar, a list of Located, or a dict of name → Located.
 
-    partial: an entry could not be read and was left out, so that a missing key is no finding of its own
+    partial: it, or one of its keys, could not be read and has a finding, so that what it lacks is no finding of its own
     """
 
     value: Any
     place: Place
     keys: dict[str, Place] = {}
     partial: bool = False
+
+    @property
+    def unread(self) -> bool:
+        """Whether any part of the value could not be read."""
+        parts = self.value.values() if isinstance(self.value, dict) else self.value
+        return self.partial or (isinstance(self.value, dict | list) and any(part.unread for part in parts))
 
     def plain(self) -> Any:
         """The value without positions."""
@@ -65,6 +71,8 @@ def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
         root = _locate(file, node, found) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.context_mark is not None and mark is not None and mark.line >= len(text.splitlines()):
+            mark = error.context_mark  # what was never closed, rather than the end of the file
         place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file, 1, 1)
         problem = ", ".join(part for part in (error.context, error.problem) if part) or "can't be read"
         return None, [Diagnostic("FG101", place, f"invalid YAML: {problem}", "mend the syntax at the caret")]
@@ -94,23 +102,28 @@ def _place(file: str, node: yaml.Node) -> Place:
 def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
     place = _place(file, node)
     if isinstance(node, yaml.ScalarNode):
-        return Located(_scalar(node, place, found), place)
+        before = len(found)
+        return Located(_scalar(node, place, found), place, partial=len(found) > before)
     if isinstance(node, yaml.SequenceNode):
         return Located([_locate(file, item, found) for item in node.value], place)
     out = Located({}, place)
     for key, value in node.value:
         at = _place(file, key)
+        before = len(found)
         if not isinstance(key, yaml.ScalarNode) or key.tag == ALIAS or key.tag.endswith(":merge"):
             found.append(Diagnostic("FG102", at, "a key must be a plain name", "write the keys out"))
             out.partial = True
             continue
         _scalar(key, at, found)
+        out.partial |= len(found) > before
+        inner = _locate(file, value, found)
         if key.value in out.value:
             help = f"remove one of them; the first is on line {out.keys[key.value].line}"
             found.append(Diagnostic("FG103", at, f"duplicate key {key.value!r}", help))
-            continue
-        out.value[key.value] = _locate(file, value, found)
-        out.keys[key.value] = at
+            if out.value[key.value].value is not None:
+                continue
+        out.value[key.value] = inner
+        out.keys.setdefault(key.value, at)
     return out
 
 

@@ -153,9 +153,7 @@ def test_B7_a_row_without_a_prompt_is_refused_by_name() -> None:
 def test_bad_offsets_tokens_and_lengths_name_the_row() -> None:
     good = make_rows([[1, 2], [3, 4]], [[0, 1], [0, 1]])
     check_rows(good, vocabulary=10, context=4)
-    assert "row 1: its offsets 3, 2" in refusal(
-        good._replace(offsets=np.array([0, 3, 2, 4]))
-    )
+    assert "row 1: its offsets 3, 2" in refusal(good._replace(offsets=np.array([0, 3, 2, 4])))
     assert "from 0 to the number of tokens, 4" in refusal(good._replace(offsets=np.array([0, 2])))
     assert "row 1: token id 10 is not below 10" in refusal(make_rows([[1], [3, 10]], [[0], [0, 1]]))
     assert "row 0: token id -1" in refusal(make_rows([[1, -1]], [[0, 1]]))

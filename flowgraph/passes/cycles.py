@@ -1,0 +1,55 @@
+"""The cycles of the ring that nothing delays, each cut at the edge that was meant to lead back."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+import msgspec
+
+from flowgraph.ir.graph import Binding, Graph
+
+
+class Cycle(msgspec.Struct):
+    """hops: in order, the first again as the last; back: the inputs that close it."""
+
+    hops: list[str]
+    back: list[Binding]
+
+
+def undelayed(graph: Graph) -> list[Cycle]:
+    """Cycles without a delay. Events do not count: they never block; nor what a fold says of its own ledger."""
+    edges: dict[tuple[str, str], list[Binding]] = {}
+    for node in graph.nodes.values():
+        for binding in node.bindings:
+            if binding.port.mode != "event" and not binding.decl.delay and not _ledger(graph, binding):
+                edges.setdefault((binding.via, node.name), []).append(binding)
+    cycles = []
+    while (hops := _find(edges)) is not None:
+        back = max(pairwise(hops), key=lambda edge: _backness(graph, edge, edges[edge]))
+        start = hops.index(back[1])
+        cycles.append(Cycle([*hops[start:-1], *hops[:start], back[1]], edges.pop(back)))
+    return cycles
+
+
+def _ledger(graph: Graph, binding: Binding) -> bool:
+    """A fold's view of its own ledger (free capacity, rows in flight) is read at once and needs no delay."""
+    return binding.port.kind == "value" and graph.nodes[binding.producer].spec.facts.kind == "fold"
+
+
+def _find(edges: dict[tuple[str, str], list[Binding]]) -> list[str] | None:
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for writer, reader in edges:
+        order.add(reader, writer)
+    try:
+        order.prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def _backness(graph: Graph, edge: tuple[str, str], bindings: list[Binding]) -> tuple[bool, int]:
+    """Which edge was meant to lead back: one that samples a value, else the one that leads furthest up in the file."""
+    names = list(graph.file.hops)
+    samples = any(b.port.mode == "latest" and b.port.kind == "value" for b in bindings)
+    return samples, names.index(edge[0]) - names.index(edge[1])

@@ -1,0 +1,44 @@
+"""Every Markdown file here is a test: a ```yaml graph, then a ```text fence with exactly what is said of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowgraph.passes.pipeline import load
+from flowgraph.spec.codes import CODES
+from flowgraph.spec.render import render
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "flowgraph"
+SECTION = re.compile(r"^## (?P<title>.+?)\n.*?^```yaml\n(?P<yaml>.*?)^```\n.*?^```text\n(?P<text>.*?)^```", re.M | re.S)
+CASES = {f"{f.stem}: {m['title']}": (m["yaml"], m["text"]) for f in sorted(HERE.glob("*.md")) for m in SECTION.finditer(f.read_text())}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_gets_exactly_these_findings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, expected = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    Path("graph.yaml").write_text(text)
+    loaded = load("graph.yaml")
+    assert render(loaded.diagnostics, loaded.sources) + "\n" == expected
+
+
+def test_every_section_is_a_case() -> None:
+    sections = sum(file.read_text().count("\n## ") for file in HERE.glob("*.md"))
+    assert len(CASES) == sections > 25
+
+
+def test_every_code_in_the_source_is_in_the_table_and_reached_by_a_case() -> None:
+    files = [f for f in SOURCE.rglob("*.py") if f.name not in ("codes.py", "errors.py")]
+    said = {code for f in files for code in re.findall(r"FG[1-8]\d\d", f.read_text())}
+    reached = {code for _, text in CASES.values() for code in re.findall(r"error\[(FG\d{3})\]", text)}
+    missing_file = {"FG100"}  # a file that can't be opened has no text to show; tests/graphs/test_mutants.py has it
+    assert said == set(CODES) == reached | missing_file
+
+
+def test_codes_are_in_order_and_titles_are_one_line() -> None:
+    assert list(CODES) == sorted(CODES)
+    assert all(title and "\n" not in title and not title.endswith(".") for title in CODES.values())

@@ -30,10 +30,8 @@ def _quote(place: Place, sources: Mapping[str, str]) -> list[str]:
     start = place.column - 1
     marked = line[start : start + place.width] or " "
     number = f"{place.line:>5}"
-    return [
-        f"{number} | {line}",
-        f"{' ' * len(number)} | {_blank(line[:start])}{'^' * max(1, len(_blank(marked)))}",
-    ]
+    caret = "^" * max(1, len(_blank(marked)))
+    return [f"{number} | {line}".rstrip(), f"{' ' * len(number)} | {_blank(line[:start])}{caret}"]
 
 
 def _blank(text: str) -> str:

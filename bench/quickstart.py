@@ -1,4 +1,4 @@
-"""Does the quickstart learn? `python bench/quickstart.py [--seeds 0 1 2]` runs it once a seed and scores held-out prompts.
+"""Does the quickstart learn? `python bench/quickstart.py [--seeds 0 1 2]` runs it once a seed.
 
 The gain counts when it exceeds two standard errors of the difference of two independent means. Exit code 1 when
 a seed does not reach that.
@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(seed: int, runs: str) -> Path:
-    command = [sys.executable, "-m", "flowgraph.cli", "run", "graphs/quickstart.yaml", "--plain", "--runs", runs]
+    command = [
+        sys.executable,
+        "-m",
+        "flowgraph.cli",
+        "run",
+        "graphs/quickstart.yaml",
+        "--plain",
+        "--runs",
+        runs,
+    ]
     subprocess.run([*command, "--set", f"run.seed={seed}"], cwd=ROOT, check=True)
     return max((Path(runs) / "quickstart").iterdir())
 
@@ -29,24 +38,30 @@ def curve(steps: list[float], evals: list[tuple[int, float, float]]) -> str:
     x_of = lambda step: left + (width - left - 16) * step / max(1, len(steps))  # noqa: E731
     y_of = lambda value: top + (height - top - 36) * (1 - value)  # noqa: E731
     ink, batch, held = "#57606a", "#8c959f", "#0969da"
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">']
+    size = f'width="{width}" height="{height}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">']
     parts.append('<rect width="100%" height="100%" fill="white"/>')
     for tick in (0, 0.25, 0.5, 0.75, 1):
         y = y_of(tick)
         parts.append(f'<line x1="{left}" y1="{y}" x2="{width - 16}" y2="{y}" stroke="#d0d7de"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="{ink}">{tick:g}</text>')
     for tick in range(0, len(steps) + 1, 5):
-        parts.append(f'<text x="{x_of(tick)}" y="{height - 20}" text-anchor="middle" fill="{ink}">{tick}</text>')
+        parts.append(
+            f'<text x="{x_of(tick)}" y="{height - 20}" text-anchor="middle" fill="{ink}">{tick}</text>'
+        )
     points = " ".join(f"{x_of(i + 1):.1f},{y_of(v):.1f}" for i, v in enumerate(steps))
     parts.append(f'<polyline points="{points}" fill="none" stroke="{batch}" stroke-width="1.5"/>')
     line = " ".join(f"{x_of(s):.1f},{y_of(v):.1f}" for s, v, _ in evals)
     parts.append(f'<polyline points="{line}" fill="none" stroke="{held}" stroke-width="2.5"/>')
     for step, value, error in evals:
         x = x_of(step)
-        parts.append(f'<line x1="{x:.1f}" y1="{y_of(value - error):.1f}" x2="{x:.1f}" y2="{y_of(value + error):.1f}" stroke="{held}"/>')
+        low, high = y_of(value - error), y_of(value + error)
+        parts.append(f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="{held}"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y_of(value):.1f}" r="3.5" fill="{held}"/>')
     parts.append(f'<text x="{left}" y="{height - 4}" fill="{held}">held-out score ± standard error</text>')
-    parts.append(f'<text x="{left + 190}" y="{height - 4}" fill="{batch}">reward of each training batch, by step</text></svg>')
+    parts.append(
+        f'<text x="{left + 190}" y="{height - 4}" fill="{batch}">reward of each training batch, by step</text></svg>'
+    )
     return "\n".join(parts) + "\n"
 
 

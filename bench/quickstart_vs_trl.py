@@ -1,7 +1,7 @@
 """The same GRPO job on flowgraph and on TRL's GRPOTrainer, one after the other, in one go.
 
-`python bench/quickstart_vs_trl.py [--steps 8] [--rounds 3]` needs `pip install trl`. Same model directory, prompts, samples
-(4 prompts × 4 generations), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
+`python bench/quickstart_vs_trl.py [--steps 8] [--rounds 3]` needs `pip install trl`. Same model directory, prompts,
+samples (4 prompts × 4 generations), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
 Rounds alternate, so that what else the machine does falls on both; figures are medians over all steps but the first
 of each round. Peak memory is the sum of the resident memory of all processes of a run, shared pages once.
 """
@@ -80,9 +80,20 @@ def pss(pid: int) -> int:
 
 
 def run_flowgraph(work: Path, steps: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "flowgraph.cli", "run", str(ROOT / "bench/vs_trl.yaml"), "--plain", "--steps", str(steps)]
+    command = [
+        sys.executable,
+        "-m",
+        "flowgraph.cli",
+        "run",
+        str(ROOT / "bench/vs_trl.yaml"),
+        "--plain",
+        "--steps",
+        str(steps),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([*command, "--runs", "runs"], cwd=work, env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--runs", "runs"], cwd=work, env=environment, stdout=subprocess.DEVNULL
+    )
     memory = PeakMemory(process.pid)
     memory.start()
     assert process.wait() == 0, "flowgraph failed; see its output above"
@@ -109,7 +120,11 @@ def run_trl(work: Path, steps: int) -> dict[str, float]:
 
 
 def summarise(seconds: list[float], tokens: list[float], peak: int) -> dict[str, float]:
-    return {"s/step": statistics.median(seconds), "tokens/s": sum(tokens) / sum(seconds), "peak GB": peak / 1e9}
+    return {
+        "s/step": statistics.median(seconds),
+        "tokens/s": sum(tokens) / sum(seconds),
+        "peak GB": peak / 1e9,
+    }
 
 
 def trl(steps: int) -> None:
@@ -134,19 +149,38 @@ def trl(steps: int) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             seconds.append(time.monotonic() - self.began)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+        ) -> None:
             if logs and "completions/mean_length" in logs:
                 tokens.append(logs["completions/mean_length"] * PROMPTS * SAMPLES)
 
     config = GRPOConfig(
-        output_dir="trl", per_device_train_batch_size=PROMPTS * SAMPLES, num_generations=SAMPLES, max_completion_length=TOKENS,
-        max_steps=steps, learning_rate=1e-6, beta=0.0, logging_steps=1, save_strategy="no", report_to="none", bf16=True,
-        use_cpu=True, gradient_checkpointing=False, shuffle_dataset=False, disable_tqdm=True, temperature=1.0,
-    )  # fmt: skip
+        output_dir="trl",
+        per_device_train_batch_size=PROMPTS * SAMPLES,
+        num_generations=SAMPLES,
+        max_completion_length=TOKENS,
+        max_steps=steps,
+        learning_rate=1e-6,
+        beta=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        bf16=True,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        disable_tqdm=True,
+        temperature=1.0,
+    )
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16), reward_funcs=reward, args=config,
-        train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(path), callbacks=[Clock()],
-    )  # fmt: skip
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(path),
+        callbacks=[Clock()],
+    )
     trainer.train()
     print(json.dumps([seconds, tokens]))
 
@@ -169,13 +203,20 @@ def main() -> None:
             results["TRL"].append(run_trl(work, options.steps))
             print({k: {m: round(x, 2) for m, x in v[-1].items()} for k, v in results.items()}, flush=True)
     medians = {k: {m: statistics.median(one[m] for one in v) for m in v[0]} for k, v in results.items()}
-    print(f"\n{PROMPTS} prompts x {SAMPLES} samples, <= {TOKENS} new tokens, SmolLM2-135M, bfloat16, medians of {options.rounds} rounds\n")
+    job = f"{PROMPTS} prompts x {SAMPLES} samples, <= {TOKENS} new tokens, SmolLM2-135M, bfloat16"
+    print(f"\n{job}, medians of {options.rounds} rounds\n")
     print(f"{'':10} {'s/step':>8} {'tokens/s':>9} {'peak GB':>8}")
     for name, row in medians.items():
         print(f"{name:10} {row['s/step']:>8.2f} {row['tokens/s']:>9.1f} {row['peak GB']:>8.2f}")
     ours, theirs = medians["flowgraph"], medians["TRL"]
-    ratios = (theirs["s/step"] / ours["s/step"], ours["tokens/s"] / theirs["tokens/s"], theirs["peak GB"] / ours["peak GB"])
-    print(f"{'ratio':10} {ratios[0]:>7.2f}x {ratios[1]:>8.2f}x {ratios[2]:>7.2f}x   (above 1: flowgraph is better)")
+    ratios = (
+        theirs["s/step"] / ours["s/step"],
+        ours["tokens/s"] / theirs["tokens/s"],
+        theirs["peak GB"] / ours["peak GB"],
+    )
+    print(
+        f"{'ratio':10} {ratios[0]:>7.2f}x {ratios[1]:>8.2f}x {ratios[2]:>7.2f}x   (above 1: flowgraph is better)"
+    )
 
 
 if __name__ == "__main__":

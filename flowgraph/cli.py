@@ -16,7 +16,9 @@ from flowgraph.spec.render import render
 
 OK, FINDINGS, USAGE = 0, 1, 2
 GRAPH = click.argument("graph", type=click.Path())
-SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value of the graph.")
+SET = click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value of the graph."
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -79,14 +81,21 @@ def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @main.command()
 @GRAPH
 @SET
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="FILE.svg or FILE.mmd; default: Mermaid on stdout.")
-@click.option("--run", "run_dir", type=click.Path(exists=True, file_okay=False), help="Show what this run measured too.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="FILE.svg or FILE.mmd; default: Mermaid on stdout.",
+)
+@click.option(
+    "--run", "run_dir", type=click.Path(exists=True, file_okay=False), help="Show what this run measured too."
+)
 def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: str | None) -> None:
     """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
     from flowgraph import draw as drawing
     from flowgraph.plan.lower import lower
 
-    formats = {".svg": "svg", ".mmd": "mermaid"}
+    formats: dict[str, drawing.Format] = {".svg": "svg", ".mmd": "mermaid"}
     suffix = Path(output).suffix if output else ".mmd"
     if suffix not in formats:
         raise click.UsageError(f"{output} is neither .svg nor .mmd")
@@ -103,7 +112,12 @@ def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: st
 @main.command()
 @GRAPH
 @SET
-@click.option("--run", "run_dir", type=click.Path(exists=True, file_okay=False), help="Put what this run measured beside it.")
+@click.option(
+    "--run",
+    "run_dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Put what this run measured beside it.",
+)
 @JSON
 def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: bool) -> None:
     """Price every seam of GRAPH in bytes a step, largest first."""
@@ -115,7 +129,11 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
     result = auditing.audit(lower(loaded.graph), _measured(run_dir))
-    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, shutil.get_terminal_size((120, 24)).columns))
+    click.echo(
+        auditing.to_json(result)
+        if as_json
+        else auditing.render_table(result, shutil.get_terminal_size((120, 24)).columns)
+    )
 
 
 def _measured(run_dir: str | None) -> Any:
@@ -135,24 +153,39 @@ def _measured(run_dir: str | None) -> Any:
 @main.command()
 @GRAPH
 @SET
-@click.option("--executor", type=click.Choice(["processes", "inproc"]), default="processes", show_default=True)
+@click.option(
+    "--executor", type=click.Choice(["processes", "inproc"]), default="processes", show_default=True
+)
 @click.option("--steps", type=int, help="Short for --set run.steps=N.")
-@click.option("--runs", type=click.Path(file_okay=False), default="runs", show_default=True, help="Where run directories go.")
+@click.option(
+    "--runs",
+    type=click.Path(file_okay=False),
+    default="runs",
+    show_default=True,
+    help="Where run directories go.",
+)
 @click.option("--live/--plain", default=None, help="A live table or plain lines; default: by the terminal.")
-def run(graph: str, overrides: tuple[str, ...], executor: str, steps: int | None, runs: str, live: bool | None) -> None:
+def run(
+    graph: str, overrides: tuple[str, ...], executor: str, steps: int | None, runs: str, live: bool | None
+) -> None:
     """Run GRAPH to its last step. Everything about the run goes to RUNS/<graph>/<id>/."""
     if steps is not None:
         overrides = (*overrides, f"run.steps={steps}")
     loaded = _checked(graph, overrides)
-    assert loaded.graph is not None and loaded.root is not None
+    assert loaded.graph is not None
+    assert loaded.root is not None
     from flowgraph.draw import draw as drawing
     from flowgraph.runtime.run import run_graph
 
     try:
         done = run_graph(
-            loaded.graph, loaded.root.plain(), executor=executor, runs=runs, live=live,  # type: ignore[arg-type]
+            loaded.graph,
+            loaded.root.plain(),
+            executor=executor,
+            runs=runs,
+            live=live,  # type: ignore[arg-type]
             diagram=lambda plan: drawing(plan, format="svg"),
-        )  # fmt: skip
+        )
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(130) from None
@@ -178,7 +211,9 @@ def init(file: str) -> None:
         raise click.UsageError(f"{file} exists; give another name")
     starter = Path(__file__).parent / "starter.yaml"
     _write(path, starter.read_text(encoding="utf-8"))
-    click.echo(f"wrote {file}; try: flowgraph check {file}; flowgraph draw {file} -o ring.svg; flowgraph run {file}")
+    click.echo(
+        f"wrote {file}; try: flowgraph check {file}; flowgraph draw {file} -o ring.svg; flowgraph run {file}"
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -55,6 +55,10 @@ def oldest_first(
     if len(whole) < groups:
         return Chosen([], dropped)
     rows = sorted((row for one in whole[:groups] for row in one), key=lambda row: row.key)
-    step = Step(tuple(rows), np.int64(state.batch_id), np.array([lag[row.key] for row in rows], np.int32))
+    step = Step(
+        parents=tuple(rows),
+        batch_id=np.array(state.batch_id, np.int64),
+        lag=np.array([lag[row.key] for row in rows], np.int32),
+    )
     state.batch_id += 1
     return Chosen([step], dropped)

@@ -62,9 +62,17 @@ def reasoning_gym(
     Returns one group, or none when the held-out split has no further question.
     """
     source = _source(
-        state, rows.reasoning_gym, task=task, options=options, shots=shots, format=format, split=split,
-        held_out=held_out, system=system, seed=seed,
-    )  # fmt: skip
+        state,
+        rows.reasoning_gym,
+        task=task,
+        options=options,
+        shots=shots,
+        format=format,
+        split=split,
+        held_out=held_out,
+        system=system,
+        seed=seed,
+    )
     try:
         return _advance(state, source, state.at, tokenizer)
     except IndexError:
@@ -99,9 +107,15 @@ def table(
     Returns one group, or none when the epochs are finished. Raises ValueError naming file, line and column.
     """
     source = _source(
-        state, rows.table, path=path, prompt=prompt, ground_truth=ground_truth, keep=keep, chat=chat,
+        state,
+        rows.table,
+        path=path,
+        prompt=prompt,
+        ground_truth=ground_truth,
+        keep=keep,
+        chat=chat,
         system=system,
-    )  # fmt: skip
+    )
     if state.at >= len(source):
         state.at, state.epoch = 0, state.epoch + 1
     if epochs is not None and state.epoch >= epochs:

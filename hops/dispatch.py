@@ -86,9 +86,13 @@ def watermark(
         uid = state.group.uid
         requests.append(
             Request(
-                (state.group,), version, np.int64(uid), np.int32(state.sampled), np.int64(state.dispatched),
-                np.uint64(random_key(seed, uid, state.sampled)),
-            )  # fmt: skip
+                parents=(state.group,),
+                tag=version,
+                uid=np.array(uid, np.int64),
+                sample=np.array(state.sampled, np.int32),
+                trajectory=np.array(state.dispatched, np.int64),
+                key=np.array(random_key(seed, uid, state.sampled), np.uint64),
+            )
         )
         state.dispatched += 1
         state.in_flight += 1

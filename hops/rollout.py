@@ -27,7 +27,9 @@ class Trajectory(NamedTuple):
 def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
     Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
     if temperature == 0:
-        raise ValueError("temperature 0 samples the same response every time, so a group has nothing to compare")
+        raise ValueError(
+            "temperature 0 samples the same response every time, so a group has nothing to compare"
+        )
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate)
@@ -49,7 +51,9 @@ async def complete(
     out = await engine.generate(prompt, sampling, key=int(key), rid=f"{int(key):016x}")
     p, r = len(prompt), len(out.ids)
     if not len(out.logprobs) == len(out.versions) == r:
-        raise ValueError(f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions")
+        raise ValueError(
+            f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions"
+        )
     return Trajectory(
         tokens=np.concatenate([prompt, out.ids]).astype(np.int32),
         logprobs=np.concatenate([np.zeros(p, np.float32), out.logprobs]).astype(np.float32),

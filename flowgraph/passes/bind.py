@@ -120,14 +120,19 @@ def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
 def _columns_of(graph: Graph, binding: Binding, asked: str) -> dict[str, tuple[str, Port]]:
     """What can be read through the hop that is named: name → (writer, port), its own columns first.
 
-    A single column that a hop returns without a name goes by the name of the port that reads it.
+    The value that a hop returns without a name goes by that of the port that reads it, unless a hop before it has
+    one of that name and only that one is of the port's type.
     """
-    via = graph.nodes[binding.via]
+    via, port = graph.nodes[binding.via], binding.port
     known: dict[str, tuple[str, Port]] = {}
     for at in (via, *graph.upstream(via)):
         for column in at.spec.columns:
-            unnamed = at is via and column.name == "out" and not asked
-            known.setdefault(binding.port.name if unnamed else column.name, (at.name, column))
+            known.setdefault(column.name, (at.name, column))
+    own = next((c for c in via.spec.columns if c.name == "out"), None)
+    if own is not None and not asked:
+        fits = (own.kind, own.dtype) == (port.kind, port.dtype)
+        if fits or not (port.name in known or graph.doubtful(via)):
+            known[port.name] = (via.name, own)
     return known
 
 

@@ -32,8 +32,12 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         graph.nodes[name] = Node(name, spec, decl.place, owner, config, capacity=decl.capacity)
     for node in graph.nodes.values():
         bind(graph, node, found)
+    back = {id(binding) for cycle in undelayed(graph) for binding in cycle.back}
+    for node in graph.nodes.values():
+        if any(id(b) in back and b.port.kind != "value" for b in node.bindings):
+            graph.broken.add(node.name)
     bind_columns(graph, found)
-    _infer_kinds(graph)
+    _infer_kinds(graph, back)
     _place_free(graph)
     return graph, found
 
@@ -64,10 +68,11 @@ def _instead(error: ImportError) -> str:
     return f"{hint}give an import path such as hops.reward.score"
 
 
-def _infer_kinds(graph: Graph) -> None:
-    """A fold says what it makes; any other hop works on the most derived rows that it reads, but for those of a
-    back edge, which are an earlier turn's."""
-    back = {id(binding) for cycle in undelayed(graph) for binding in cycle.back}
+def _infer_kinds(graph: Graph, back: set[int]) -> None:
+    """A fold says what it makes; any other hop works on the most derived rows that it reads.
+
+    Those of a back edge do not count, whether it is delayed or ought to be: they are an earlier turn's.
+    """
     free = []
     for node in graph.nodes.values():
         facts = node.spec.facts

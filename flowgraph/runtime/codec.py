@@ -20,8 +20,10 @@ from flowgraph.spec.dims import parse
 from flowgraph.spec.types import dtype_of
 
 
-def write(hop: Hop, values: Mapping[str, Any], view: memoryview, lease: int, omit: Sequence[str] = ()) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Write every column that somebody reads into the block at `lease`. Returns the sizes (Hop.dims) and bytes by column.
+def write(
+    hop: Hop, values: Mapping[str, Any], view: memoryview, lease: int, omit: Sequence[str] = ()
+) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Write every column that somebody reads into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
     Raises PayloadError naming hop, column, what it is and what it should be.
     """
@@ -29,11 +31,16 @@ def write(hop: Hop, values: Mapping[str, Any], view: memoryview, lease: int, omi
     sizes: dict[str, int] = {}
     for column in hop.written:
         omitted = column.name in omit
-        raw[column.name] = value = b"" if omitted else _raw(hop, column, values[column.name])
+        value: Any = b"" if omitted else _raw(hop, column, values[column.name])
+        raw[column.name] = value
         if column.kind == "array":
             _bind(hop, column, value.shape, sizes)
         else:
-            size = sum(tensor_bytes(t) for t in column.tensors) if column.kind == "tensors" and not omitted else len(value)
+            size = (
+                sum(tensor_bytes(t) for t in column.tensors)
+                if column.kind == "tensors" and not omitted
+                else len(value)
+            )
             sizes[f"#{column.name}"] = size
     _agree(hop.name, sizes)
     _within(hop, sizes)
@@ -48,7 +55,10 @@ def _raw(hop: Hop, column: Column, value: Any) -> Any:
         array = np.asarray(value)
         if array.dtype != dtype_of(column.dtype) or array.ndim != len(column.shape):
             got = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-            raise PayloadError(f"hop {hop.name} gave {column.name} as {got}, and its port is {column.type}", "convert it in the hop")
+            raise PayloadError(
+                f"hop {hop.name} gave {column.name} as {got}, and its port is {column.type}",
+                "convert it in the hop",
+            )
         return array
     if column.kind == "tensors":
         return value
@@ -57,10 +67,11 @@ def _raw(hop: Hop, column: Column, value: Any) -> Any:
 
 def _bind(hop: Hop, column: Column, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     for dim, size in zip(column.shape, shape, strict=True):
-        if dim.isdigit() and int(dim) != size or sizes.setdefault(dim, size) != size:
+        if (dim.isdigit() and int(dim) != size) or sizes.setdefault(dim, size) != size:
             wanted = int(dim) if dim.isdigit() else sizes[dim]
             raise PayloadError(
-                f"hop {hop.name}: {dim} is {size} in {column.name} and {wanted} elsewhere", "make the lengths agree in the hop"
+                f"hop {hop.name}: {dim} is {size} in {column.name} and {wanted} elsewhere",
+                "make the lengths agree in the hop",
             )
 
 
@@ -71,7 +82,9 @@ def _agree(who: str, sizes: Mapping[str, int]) -> None:
             continue
         expr = parse(dim)
         if expr.names <= set(sizes) and expr.at({n: sizes[n] for n in expr.names}) != size:
-            raise PayloadError(f"hop {who}: {dim} is {size} with {_show(sizes)}", "make the lengths agree in the hop")
+            raise PayloadError(
+                f"hop {who}: {dim} is {size} with {_show(sizes)}", "make the lengths agree in the hop"
+            )
 
 
 def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
@@ -82,7 +95,9 @@ def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
                 text = f"hop {hop.name} gave {dim[1:]} of {sizes[dim]} bytes, and its bound is {bound}"
                 raise PayloadError(text, f"raise max in the annotation of {dim[1:]} in {hop.place}")
             text = f"hop {hop.name} gave {dim}={sizes[dim]}, and the graph's bound is {bound}"
-            raise PayloadError(text, f"raise the max of {dim} under dims: (of prompt and response for token), or give less")
+            raise PayloadError(
+                text, f"raise the max of {dim} under dims: (of prompt and response for token), or give less"
+            )
 
 
 def _show(sizes: Mapping[str, int]) -> str:
@@ -103,8 +118,13 @@ def _store(column: Column, value: Any, view: memoryview, lease: int, span: Span)
         view[start : start + span.nbytes] = value
 
 
-def read(plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a hop's column inputs, and the bytes read by port. Arrays are read-only, without a copy where one row is read."""
+def read(
+    plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a hop's column inputs, and the bytes read by port.
+
+    Arrays are read-only, and not copied where one row is read.
+    """
     values: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     nbytes: dict[str, int] = {}
@@ -125,7 +145,7 @@ def read(plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]) -> t
 
 
 def _parts(producer: Hop, column: Column, blocks: Sequence[Block], view: memoryview) -> tuple[list[Any], int]:
-    parts = []
+    parts: list[Any] = []
     total = 0
     for block in blocks:
         span = spans(producer, dict(zip(producer.dims, block.sizes, strict=True)))[column.name]

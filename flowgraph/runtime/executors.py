@@ -94,7 +94,9 @@ class InProcess:
             if not self.replies:
                 self.loop.run_until_complete(until_reply())
         except TimeoutError:
-            raise DeadlineError(f"nothing came in {seconds:.0f} s", "raise run.deadline, or look at the hop in flight") from None
+            raise DeadlineError(
+                f"nothing came in {seconds:.0f} s", "raise run.deadline, or look at the hop in flight"
+            ) from None
         self.arrived.clear()
         out = list(self.replies)
         self.replies.clear()
@@ -174,14 +176,28 @@ class Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         for owner in worker_owners(plan):
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "flowgraph.runtime.worker", str(theirs.fileno()), str(os.getpid())]
+            command = [
+                sys.executable,
+                "-m",
+                "flowgraph.runtime.worker",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ]
             path = self.logs / f"{owner}.log"
-            variables = {**os.environ, **environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            variables = {
+                **os.environ,
+                **environment(),
+                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            }
             with theirs, path.open("wb") as log:
                 process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno(), *fds.values()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    command,
+                    pass_fds=[theirs.fileno(), *fds.values()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                     env=variables,
-                )  # fmt: skip
+                )
             link = _Link(owner, process, ours, path)
             self.links[owner] = link
             self.selector.register(ours, selectors.EVENT_READ, link)
@@ -208,7 +224,9 @@ class Processes:
         while not out:
             ready = self.selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise DeadlineError(f"no worker answered in {seconds:.0f} s", f"look at {self.logs}, or raise run.deadline")
+                raise DeadlineError(
+                    f"no worker answered in {seconds:.0f} s", f"look at {self.logs}, or raise run.deadline"
+                )
             for key, mask in ready:
                 link = key.data
                 if mask & selectors.EVENT_WRITE:
@@ -226,8 +244,15 @@ class Processes:
             code = link.process.wait(2)
         except subprocess.TimeoutExpired:
             code = None
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        raise WorkerDied(f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}", f"see {link.log}")
+        how = (
+            f"was killed by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with exit code {code}"
+        )
+        raise WorkerDied(
+            f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}",
+            f"see {link.log}",
+        )
 
     def stop(self, grace: float) -> None:
         links, self.links = self.links, {}
@@ -246,4 +271,3 @@ class Processes:
             self.selector.unregister(link.sock)
             link.sock.close()
         self.selector.close()
-

@@ -31,7 +31,9 @@ class Ledger:
 
     def register(self, key: int) -> None:
         if key in self.place:
-            raise LedgerError(f"trajectory {key} was dispatched twice", "give each emitted row a sample of its own")
+            raise LedgerError(
+                f"trajectory {key} was dispatched twice", "give each emitted row a sample of its own"
+            )
         self.place[key] = "in flight"
         self.counts.dispatched += 1
         self.counts.in_flight += 1
@@ -40,7 +42,10 @@ class Ledger:
         """Raises LedgerError for a trajectory that is unknown, or not where it would have to be."""
         at = self.place.get(key)
         if at is None or to not in MOVES.get(at, ()):
-            raise LedgerError(f"trajectory {key} can't become {to}: it is {at or 'unknown'}", "report which hop moved it twice")
+            raise LedgerError(
+                f"trajectory {key} can't become {to}: it is {at or 'unknown'}",
+                "report which hop moved it twice",
+            )
         self.place[key] = to
         self._add(at, -1)
         if to == "dropped":
@@ -57,7 +62,11 @@ class Ledger:
         c = self.counts
         places = list(self.place.values())
         total = c.in_flight + c.ready + c.consumed + sum(c.dropped.values())
-        if c.dispatched != total or places.count("in flight") != c.in_flight or places.count("consumed") != c.consumed:
+        if (
+            c.dispatched != total
+            or places.count("in flight") != c.in_flight
+            or places.count("consumed") != c.consumed
+        ):
             raise LedgerError(
                 f"dispatched {c.dispatched} is not in flight {c.in_flight} + ready {c.ready} + consumed {c.consumed} "
                 f"+ dropped {sum(c.dropped.values())}",

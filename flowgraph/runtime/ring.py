@@ -20,7 +20,7 @@ from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
 from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.ledger import Ledger
-from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved, Started
+from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.runtime.worker import Worker, fill
 from flowgraph.spec.types import Dropped, Row
@@ -61,16 +61,24 @@ class FoldState(msgspec.Struct):
 class Ring:
     """Runs one plan on one executor until its steps are done."""
 
-    def __init__(self, plan: Plan, executor: Executor, models: dict[str, str], fds: dict[str, int], observer: Observer) -> None:
+    def __init__(
+        self, plan: Plan, executor: Executor, models: dict[str, str], fds: dict[str, int], observer: Observer
+    ) -> None:
         self.plan, self.executor, self.observer = plan, executor, observer
         self.table = Table(plan, regions(plan))
         self.ledger = Ledger()
         arenas = map_all(fds)
-        self.local = Worker(plan, "driver", models, arenas, lambda message: self.inbox.append(("driver", message)))
+        self.local = Worker(
+            plan, "driver", models, arenas, lambda message: self.inbox.append(("driver", message))
+        )
         self.inbox: deque[tuple[str, FromWorker]] = deque()
         self.folds: dict[str, FoldState] = {}
-        self.ready: dict[str, deque[Record]] = {n: deque() for n, h in plan.hops.items() if h.kind != "fold" and h.rows}
-        self.triggers: dict[str, deque[int]] = {n: deque() for n, h in plan.hops.items() if h.kind != "fold" and not h.rows}
+        self.ready: dict[str, deque[Record]] = {
+            n: deque() for n, h in plan.hops.items() if h.kind != "fold" and h.rows
+        }
+        self.triggers: dict[str, deque[int]] = {
+            n: deque() for n, h in plan.hops.items() if h.kind != "fold" and not h.rows
+        }
         self.latest: dict[tuple[str, str], Any] = {}
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
@@ -134,7 +142,12 @@ class Ring:
     def _wait(self) -> list[tuple[str, FromWorker]]:
         """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when a firing is late."""
         if not self.in_flight:
-            held = ", ".join(f"{n}: {len(q)} waiting" for f in self.folds.values() for n, q in ((f.hop.name, self._queued(f)),) if q)
+            held = ", ".join(
+                f"{n}: {len(q)} waiting"
+                for f in self.folds.values()
+                for n, q in ((f.hop.name, self._queued(f)),)
+                if q
+            )
             counts = self.ledger.counts
             raise RunError(
                 f"nothing can fire at step {self.steps_done}: in flight {counts.in_flight}, ready {counts.ready}"
@@ -200,9 +213,10 @@ class Ring:
     def _unread(self, producer: str) -> int:
         return sum(
             len(self.folds[h.name].queues[w.port])
-            for h in self.plan.hops.values() for w in h.watches
+            for h in self.plan.hops.values()
+            for w in h.watches
             if w.producer == producer and h.name in self.folds and w.port in self.folds[h.name].queues
-        )  # fmt: skip
+        )
 
     def _arrive(self, fold: FoldState, row: Row) -> None:
         """A row leaves a queue for a fold: a finished trajectory is registered as ready; a source may make another row."""
@@ -227,7 +241,9 @@ class Ring:
         except FlowgraphError:
             raise
         except Exception as error:
-            raise HopError(f"fold {fold.hop.name}: {type(error).__name__}: {error}", f"see {fold.hop.place}") from error
+            raise HopError(
+                f"fold {fold.hop.name}: {type(error).__name__}: {error}", f"see {fold.hop.place}"
+            ) from error
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         made = False
         for name, kind in fold.hop.outputs.items():
@@ -276,7 +292,11 @@ class Ring:
         self.table.give(record, hop, lease, sizes)
         for name, queue in self.ready.items():
             other = self.plan.hops[name]
-            if other.rows == record.row.kind and hop in other.trigger and record.given.issuperset(other.trigger):
+            if (
+                other.rows == record.row.kind
+                and hop in other.trigger
+                and record.given.issuperset(other.trigger)
+            ):
                 if (record.row.key + 1) % other.every == 0:
                     queue.append(record)
                 else:
@@ -293,7 +313,9 @@ class Ring:
 
     def _close_step(self, record: Record) -> None:
         """A step is over when every hop on steps is done with it."""
-        names = {n for n, h in self.plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)}
+        names = {
+            n for n, h in self.plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)
+        }
         if record.given < names or record.closed:
             return
         self.steps_done += 1
@@ -336,7 +358,12 @@ class Ring:
         held = {h for f in self.in_flight.values() for h in f.holds}
         if any((hop.name, output) in held for output in hop.initial):
             return False  # a value that somebody works on is not overwritten
-        waiting = any(self.triggers[n] for n in self.triggers for w in self.plan.hops[n].watches if w.producer == hop.name)
+        waiting = any(
+            self.triggers[n]
+            for n in self.triggers
+            for w in self.plan.hops[n].watches
+            if w.producer == hop.name
+        )
         return not waiting and self.table.can_lease(hop.name)
 
     def _send_ready(self, hop: Hop) -> None:
@@ -346,11 +373,19 @@ class Ring:
             row = record.row
             producers = dict.fromkeys(r.producer for r in hop.reads)
             blocks = {p: self.table.blocks(row, p) for p in producers}
-            leaves = [parent.dims.get("leaf", 1) for parent in self._parents_now(row)] if row.kind == "step" else []
+            leaves = (
+                [parent.dims.get("leaf", 1) for parent in self._parents_now(row)]
+                if row.kind == "step"
+                else []
+            )
             if row.kind == "trajectory":
                 leaves = [row.dims.get("leaf", 1)]
             lease = self.table.lease(hop.name)
-            self._send(hop, Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, self._omitted(hop, row.key)), record)
+            self._send(
+                hop,
+                Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, self._omitted(hop, row.key)),
+                record,
+            )
 
     def _parents_now(self, row: Row) -> list[Row]:
         return [self.table.of(parent).row for parent in row.parents]
@@ -358,14 +393,18 @@ class Ring:
     def _omitted(self, hop: Hop, key: int) -> tuple[str, ...]:
         """Sets of tensors whose every reader skips this row: too large to write for nobody."""
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
-        return tuple(c for c in tensors if all((key + 1) % h.every for h, _ in self.plan.readers(hop.name, c)))
+        return tuple(
+            c for c in tensors if all((key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))
+        )
 
     def _send_event(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")
         holds = ((watch.producer, watch.output),)
         self._send(hop, Fire(self.next_id, hop.name, value, {}, [], {watch.port: value}, -1), None, holds)
 
-    def _send(self, hop: Hop, fire: Fire, record: Record | None, holds: tuple[tuple[str, str], ...] = ()) -> None:
+    def _send(
+        self, hop: Hop, fire: Fire, record: Record | None, holds: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self.in_flight[fire.id] = Firing(hop.name, record, fire.lease, time.monotonic(), holds)
         self.next_id += 1
         if hop.owner == "driver":
@@ -386,7 +425,9 @@ class Ring:
         named = {f"{hop.name}.{key}": value for key, value in message.scalars.items()}
         if firing.record is None:
             if named:
-                self.observer.event({"step": self.steps_done, "seconds": round(time.monotonic() - self.began, 3), **named})
+                self.observer.event(
+                    {"step": self.steps_done, "seconds": round(time.monotonic() - self.began, 3), **named}
+                )
         else:
             firing.record.scalars.update(named)
             self._give(firing.record, hop.name, firing.lease, message.sizes)
@@ -436,7 +477,9 @@ def _fold(hop: Hop, local: Worker) -> FoldState:
     def room(state: Any) -> int:
         return spec.facts.room(state, **fixed) if spec.facts.room is not None else 1
 
-    return FoldState(hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues, changed=True)
+    return FoldState(
+        hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues, changed=True
+    )
 
 
 def _mean(scalars: list[dict[str, float]]) -> dict[str, float]:

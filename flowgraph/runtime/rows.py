@@ -14,7 +14,10 @@ from flowgraph.spec.types import Row, RowKind
 
 
 class Record(msgspec.Struct):
-    """One live row. blocks: hop → its part of the row; given: hops that are done with it; children: live rows made from it."""
+    """One live row.
+
+    blocks: hop → its part of the row; given: hops that are done with it; children: live rows made from it
+    """
 
     row: Row
     blocks: dict[str, Block]
@@ -63,7 +66,8 @@ class Table:
             return -1
         if not slots.can_allocate():
             raise RunError(
-                f"hop {hop} has no free block: {slots.capacity} are alive", "a hop makes more rows than dims and max_lag admit"
+                f"hop {hop} has no free block: {slots.capacity} are alive",
+                "a hop makes more rows than dims and max_lag admit",
             )
         return slots.allocate()
 
@@ -80,7 +84,7 @@ class Table:
             record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **lengths})
 
     def blocks(self, row: Row, producer: str) -> list[Block]:
-        """The producer's blocks that a reader working on `row` gathers: its own, or those of the rows it is made from."""
+        """The producer's blocks that a reader of `row` gathers: its own, or those of the rows it is made from."""
         kind = self.plan.hops[producer].rows
         rows: Iterable[Row] = (row,)
         while rows and next(iter(rows)).kind != kind:

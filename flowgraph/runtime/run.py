@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from flowgraph.plan.measured import Measured
 from flowgraph.errors import FlowgraphError, ModelError
 from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
 from flowgraph.plan.lower import lower
+from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import create
 from flowgraph.runtime.executors import Executor, InProcess, Processes
@@ -51,9 +51,14 @@ class _Observer:
 
 
 def run_graph(
-    graph: Graph, resolved: dict[str, Any], *, executor: ExecutorName = "processes", runs: str = "runs", live: bool | None = None,
+    graph: Graph,
+    resolved: dict[str, Any],
+    *,
+    executor: ExecutorName = "processes",
+    runs: str = "runs",
+    live: bool | None = None,
     diagram: Callable[[Plan], str] | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a graph without findings. `resolved`: its file's content with overrides applied, for the run directory.
 
     Raises RunError by name, ModelError, or KeyboardInterrupt (Ctrl-C or SIGTERM); in every case the workers are gone,
@@ -72,7 +77,9 @@ def run_graph(
     began = time.monotonic()
     with _sigterm_as_interrupt(), _arenas(plan) as fds:
         workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
-        ring = Ring(plan, workers, {name: m.path for name, m in models.items()}, fds, _Observer(run_dir, view))
+        ring = Ring(
+            plan, workers, {name: m.path for name, m in models.items()}, fds, _Observer(run_dir, view)
+        )
         status, error, grace = "failed", "", 0.0
         try:
             workers.start(plan, ring.local.models, fds)
@@ -91,7 +98,9 @@ def run_graph(
             workers.stop(grace)
             view.close()
             seconds = time.monotonic() - began
-            run_dir.seams(Measured(ring.steps_done, ring.bytes_read, ring.bytes_written, workers.control_bytes))
+            run_dir.seams(
+                Measured(ring.steps_done, ring.bytes_read, ring.bytes_written, workers.control_bytes)
+            )
             run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.busy, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds)
@@ -132,4 +141,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-

@@ -59,13 +59,19 @@ class RunDir:
 
         self._write("seams.json", msgspec.json.format(msgspec.json.encode(measured), indent=1).decode())
 
-    def summary(self, status: str, steps: int, seconds: float, ledger: Counts, busy: dict[str, float], error: str = "") -> None:
+    def summary(
+        self, status: str, steps: int, seconds: float, ledger: Counts, busy: dict[str, float], error: str = ""
+    ) -> None:
         import msgspec
 
         record = {
-            "status": status, "steps": steps, "seconds": round(seconds, 3), "ledger": msgspec.to_builtins(ledger),
-            "busy_seconds": {owner: round(value, 3) for owner, value in busy.items()}, "error": error,
-        }  # fmt: skip
+            "status": status,
+            "steps": steps,
+            "seconds": round(seconds, 3),
+            "ledger": msgspec.to_builtins(ledger),
+            "busy_seconds": {owner: round(value, 3) for owner, value in busy.items()},
+            "error": error,
+        }
         self._write("summary.json", json.dumps(record, indent=1))
 
     def close(self) -> None:

@@ -48,7 +48,8 @@ class PlainView:
     def step(self, record: dict[str, Any]) -> None:
         values = "  ".join(f"{name} {text}" for name, text in shown(self.plan, record).items())
         left = (self.plan.run.steps - record["step"]) * record["seconds"] / record["step"]
-        print(f"step {record['step']:>3}/{self.plan.run.steps}  {values}  {record['step_seconds']:.1f} s, {_time(left)} left", flush=True)
+        clock = f"{record['step_seconds']:.1f} s, {_time(left)} left"
+        print(f"step {record['step']:>3}/{self.plan.run.steps}  {values}  {clock}", flush=True)
 
     def event(self, record: dict[str, Any]) -> None:
         values = "  ".join(f"{name} {_number(value)}" for name, value in record.items() if "." in name)
@@ -67,15 +68,26 @@ class LiveView:
     def __init__(self, plan: Plan) -> None:
         from rich.console import Console
         from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self.plan = plan
         self.rows: list[dict[str, Any]] = []
         self.curve: list[float] = []
         self.progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
-        )  # fmt: skip
+        )
         self.task = self.progress.add_task(plan.graph, total=plan.run.steps)
         self.live = Live(self._render(), console=Console(), refresh_per_second=4)
         self.live.start()
@@ -109,7 +121,9 @@ class LiveView:
             table.add_column(name, justify="right")
         for record in self.rows:
             values = shown(self.plan, record)
-            table.add_row(str(record["step"]), *(values.get(n, "") for n in last), f"{record['step_seconds']:.1f}")
+            table.add_row(
+                str(record["step"]), *(values.get(n, "") for n in last), f"{record['step_seconds']:.1f}"
+            )
         return Group(table, Text(sparkline(self.curve[-60:]), style="green"), self.progress)
 
 

@@ -1,4 +1,4 @@
-"""One owner's side: it holds the resources, and runs hops on blocks. The same class serves in process and as a process."""
+"""One owner's side: it holds the resources, and runs hops on blocks. In this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ class Worker:
     """Runs the hops of one owner. `send` takes each reply; a concurrent hop's firings run side by side as tasks."""
 
     def __init__(
-        self, plan: Plan, owner: str, models: Mapping[str, str], arenas: Mapping[str, Arena], send: Callable[[FromWorker], None]
+        self,
+        plan: Plan,
+        owner: str,
+        models: Mapping[str, str],
+        arenas: Mapping[str, Arena],
+        send: Callable[[FromWorker], None],
     ) -> None:
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
@@ -67,11 +72,15 @@ class Worker:
             from flowgraph.engines.registry import create_engine
 
             path = self.models[owner.engine.model]
-            self.resources["engine"] = create_engine(owner.engine, path, context=owner.context, threads=owner.threads)
+            self.resources["engine"] = create_engine(
+                owner.engine, path, context=owner.context, threads=owner.threads
+            )
         if owner.learner is not None:
             from flowgraph.learners.registry import create_learner
 
-            self.resources["learner"] = create_learner(owner.learner, self.models[owner.learner.model], threads=owner.threads)
+            self.resources["learner"] = create_learner(
+                owner.learner, self.models[owner.learner.model], threads=owner.threads
+            )
         if owner.tokenizer is not None:
             from flowgraph.models import Tokenizer
 
@@ -201,5 +210,3 @@ async def _serve(sock: socket.socket) -> None:
 
 if __name__ == "__main__":
     main()
-
-

@@ -13,12 +13,20 @@ from flowgraph.spec.render import render
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "flowgraph"
-SECTION = re.compile(r"^## (?P<title>.+?)\n.*?^```yaml\n(?P<yaml>.*?)^```\n.*?^```text\n(?P<text>.*?)^```", re.M | re.S)
-CASES = {f"{f.stem}: {m['title']}": (m["yaml"], m["text"]) for f in sorted(HERE.glob("*.md")) for m in SECTION.finditer(f.read_text())}
+SECTION = re.compile(
+    r"^## (?P<title>.+?)\n.*?^```yaml\n(?P<yaml>.*?)^```\n.*?^```text\n(?P<text>.*?)^```", re.M | re.S
+)
+CASES = {
+    f"{f.stem}: {m['title']}": (m["yaml"], m["text"])
+    for f in sorted(HERE.glob("*.md"))
+    for m in SECTION.finditer(f.read_text())
+}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_graph_gets_exactly_these_findings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_gets_exactly_these_findings(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, expected = CASES[case]
     monkeypatch.chdir(tmp_path)
     Path("graph.yaml").write_text(text)
@@ -35,7 +43,9 @@ def test_every_code_in_the_source_is_in_the_table_and_reached_by_a_case() -> Non
     files = [f for f in SOURCE.rglob("*.py") if f.name not in ("codes.py", "errors.py")]
     said = {code for f in files for code in re.findall(r"FG[1-8]\d\d", f.read_text())}
     reached = {code for _, text in CASES.values() for code in re.findall(r"error\[(FG\d{3})\]", text)}
-    missing_file = {"FG100"}  # a file that can't be opened has no text to show; tests/graphs/test_mutants.py has it
+    missing_file = {
+        "FG100"
+    }  # a file that can't be opened has no text to show; tests/graphs/test_mutants.py has it
     assert said == set(CODES) == reached | missing_file
 
 

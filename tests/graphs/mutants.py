@@ -54,7 +54,11 @@ def edited(text: str, rng: random.Random, edit: Callable[[Tree, Any], None]) -> 
     tree = yaml.safe_load(text)
     path = rng.choice(list(paths(tree)))
     edit(parent(tree, path), path[-1])
-    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=rng.choice([None, False])))
+    return str(
+        yaml.safe_dump(
+            tree, sort_keys=False, allow_unicode=True, default_flow_style=rng.choice([None, False])
+        )
+    )
 
 
 def drop(text: str, rng: random.Random) -> str:
@@ -79,7 +83,9 @@ def misdirect(text: str, rng: random.Random) -> str:
     hop = tree["hops"][rng.choice([h for h in tree["hops"] if tree["hops"][h].get("in")])]
     port = rng.choice(list(hop["in"]))
     other = rng.choice([*tree["hops"], "nobody"])
-    hop["in"][port] = rng.choice([other, f"{other}.tokens", f"{other}.out", {"from": other, "delay": 1, "every": 3}])
+    hop["in"][port] = rng.choice(
+        [other, f"{other}.tokens", f"{other}.out", {"from": other, "delay": 1, "every": 3}]
+    )
     return str(yaml.safe_dump(tree, sort_keys=False))
 
 

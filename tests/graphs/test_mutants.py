@@ -55,17 +55,26 @@ def test_an_edited_graph_has_findings_or_compiles(name: str, tmp_path: Path) -> 
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
-KEYS = st.sampled_from(["graph", "dims", "hops", "owners", "run", "use", "in", "with", "from", "batch", "max"]) | st.text()
-USES = st.sampled_from(["hops.batch.oldest_first", "hops.buffer.ready", "hops.dispatch.watermark", "hops.loss", "tests"])
+KEYS = (
+    st.sampled_from(["graph", "dims", "hops", "owners", "run", "use", "in", "with", "from", "batch", "max"])
+    | st.text()
+)
+USES = st.sampled_from(
+    ["hops.batch.oldest_first", "hops.buffer.ready", "hops.dispatch.watermark", "hops.loss", "tests"]
+)
 TREES = st.recursive(
     SCALARS | USES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
     max_leaves=12,
 )
-HOPS = st.dictionaries(KEYS, st.fixed_dictionaries({"use": USES | SCALARS}, optional={"in": TREES, "with": TREES}))
+HOPS = st.dictionaries(
+    KEYS, st.fixed_dictionaries({"use": USES | SCALARS}, optional={"in": TREES, "with": TREES})
+)
 
 
-@given(tree=TREES | st.fixed_dictionaries({"graph": TREES, "hops": HOPS}, optional={"dims": TREES, "run": TREES}))
+@given(
+    tree=TREES | st.fixed_dictionaries({"graph": TREES, "hops": HOPS}, optional={"dims": TREES, "run": TREES})
+)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_yaml_has_findings_or_compiles(tree: object, tmp_path: Path) -> None:
     answer(tmp_path / "graph.yaml", yaml.safe_dump(tree, allow_unicode=True))
@@ -77,7 +86,11 @@ def test_any_text_has_findings_or_compiles(text: str, tmp_path: Path) -> None:
     answer(tmp_path / "graph.yaml", text)
 
 
-@given(overrides=st.lists(st.text(max_size=20) | st.from_regex(r"[a-z.\"']{1,12}=.{0,8}", fullmatch=True), max_size=3))
+@given(
+    overrides=st.lists(
+        st.text(max_size=20) | st.from_regex(r"[a-z.\"']{1,12}=.{0,8}", fullmatch=True), max_size=3
+    )
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_override_has_findings_or_compiles(overrides: list[str], tmp_path: Path) -> None:
     answer(tmp_path / "graph.yaml", GRAPHS["tests/runtime/toy.yaml"], tuple(overrides))
@@ -85,8 +98,26 @@ def test_any_override_has_findings_or_compiles(overrides: list[str], tmp_path: P
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 3000, "{a: " * 3000, "&a [*a]", "graph: &a {hops: *a}", "\ufeffgraph: x", "a: b\n---\nc: d", "\x00", "graph: \x85"],
-    ids=["brackets", "braces", "recursive", "recursive mapping", "byte order mark", "two documents", "null", "next line"],
+    [
+        "[" * 3000,
+        "{a: " * 3000,
+        "&a [*a]",
+        "graph: &a {hops: *a}",
+        "\ufeffgraph: x",
+        "a: b\n---\nc: d",
+        "\x00",
+        "graph: \x85",
+    ],
+    ids=[
+        "brackets",
+        "braces",
+        "recursive",
+        "recursive mapping",
+        "byte order mark",
+        "two documents",
+        "null",
+        "next line",
+    ],
 )
 def test_a_hostile_file_has_findings(text: str, tmp_path: Path) -> None:
     assert answer(tmp_path / "graph.yaml", text).diagnostics

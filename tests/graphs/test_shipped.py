@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from flowgraph.cli import main
-from flowgraph.passes.pipeline import compile_file
+from flowgraph.plan.lower import compile_file
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
@@ -21,7 +21,9 @@ def test_a_shipped_graph_compiles(path: Path) -> None:
     assert plan.hops
 
 
-def test_init_writes_the_quickstart_and_refuses_to_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_writes_the_quickstart_and_refuses_to_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     assert runner.invoke(main, ["init", "mine.yaml"]).exit_code == 0

@@ -27,5 +27,11 @@ def fingerprint(
     score: Float32[Array, "leaf"],
     advantages: Float32[Array, "token"],
 ) -> Fingerprint:
-    names = {"tokens": tokens, "logprobs": logprobs, "mask": response_mask, "score": score, "advantages": advantages}
+    names = {
+        "tokens": tokens,
+        "logprobs": logprobs,
+        "mask": response_mask,
+        "score": score,
+        "advantages": advantages,
+    }
     return Fingerprint({name: bits(array) for name, array in names.items()} | {"n": float(len(tokens))})

@@ -18,9 +18,24 @@ CLOCK = ("seconds", "step_seconds", "tokens_per_second", "in_flight", "ready")
 
 def quickstart(runs: Path, executor: str) -> list[dict[str, Any]]:
     """The records of two steps, without those of the clock."""
-    command = [sys.executable, "-m", "flowgraph.cli", "run", "graphs/quickstart.yaml", "--executor", executor, "--steps", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "flowgraph.cli",
+        "run",
+        "graphs/quickstart.yaml",
+        "--executor",
+        executor,
+        "--steps",
+        "2",
+    ]
     done = subprocess.run(
-        [*command, "--runs", str(runs), "--set", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        [*command, "--runs", str(runs), "--set", PROBE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (directory,) = (runs / "quickstart").iterdir()

@@ -59,7 +59,9 @@ def test_rows_keep_their_own_ground_truth(tmp_path: Path) -> None:
     """The toy reward of a leaf is its token sum plus its group's number, so a lost or swapped row changes the mean."""
     slow = run_toy(tmp_path / "a", "hops.rollout.with.jitter=0.05")
     fast = run_toy(tmp_path / "b", "hops.rollout.with.jitter=0")
-    assert [s["reward.reward"] for s in steps(slow.directory)] == [s["reward.reward"] for s in steps(fast.directory)]
+    assert [s["reward.reward"] for s in steps(slow.directory)] == [
+        s["reward.reward"] for s in steps(fast.directory)
+    ]
 
 
 def test_another_seed_gives_other_samples(tmp_path: Path) -> None:
@@ -74,7 +76,11 @@ def test_evaluation_sees_version_zero_every_second_and_the_last(tmp_path: Path) 
 
 
 def test_weights_that_cross_every_second_step_raise_the_version_by_two(tmp_path: Path) -> None:
-    sets = ("hops.sync.in.weights={from: train, every: 2}", "hops.dispatch.in.version.max_lag=1", "run.steps=4")
+    sets = (
+        "hops.sync.in.weights={from: train, every: 2}",
+        "hops.dispatch.in.version.max_lag=1",
+        "run.steps=4",
+    )
     done = run_toy(tmp_path, *sets)
     assert [r["eval.version"] for r in metrics(done.directory) if "eval.version" in r] == [0, 2, 4]
     assert [s["lag_max"] for s in steps(done.directory)] == [0, 1, 0, 1]
@@ -82,17 +88,26 @@ def test_weights_that_cross_every_second_step_raise_the_version_by_two(tmp_path:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    groups=st.integers(1, 3), samples=st.integers(1, 3), max_lag=st.integers(0, 3), n=st.integers(1, 5),
-    target=st.sampled_from([None, 1, 2, 5]), jitter=st.sampled_from([0.0, 0.002]), queue=st.integers(0, 3),
-)  # fmt: skip
+    groups=st.integers(1, 3),
+    samples=st.integers(1, 3),
+    max_lag=st.integers(0, 3),
+    n=st.integers(1, 5),
+    target=st.sampled_from([None, 1, 2, 5]),
+    jitter=st.sampled_from([0.0, 0.002]),
+    queue=st.integers(0, 3),
+)
 def test_every_ring_conserves_bounds_lag_and_frees_its_memory(
     groups: int, samples: int, max_lag: int, n: int, target: int | None, jitter: float, queue: int
 ) -> None:
     ring, told = run_inproc(
-        f"dims.group={groups}", f"dims.sample={samples}", f"hops.dispatch.in.version.max_lag={max_lag}", f"run.steps={n}",
-        f"hops.rollout.with.jitter={jitter}", f"hops.batch.capacity={min(queue, max_lag)}",
+        f"dims.group={groups}",
+        f"dims.sample={samples}",
+        f"hops.dispatch.in.version.max_lag={max_lag}",
+        f"run.steps={n}",
+        f"hops.rollout.with.jitter={jitter}",
+        f"hops.batch.capacity={min(queue, max_lag)}",
         f"hops.dispatch.with={{target: {target or 'null'}}}",
-    )  # fmt: skip
+    )
     counts = ring.ledger.counts
     assert counts.dispatched == counts.consumed == groups * samples * n
     assert [s["step"] for s in told.steps] == list(range(1, n + 1))
@@ -105,7 +120,9 @@ def test_every_ring_conserves_bounds_lag_and_frees_its_memory(
 
 
 def test_a_hop_that_raises_is_named_with_its_row(tmp_path: Path) -> None:
-    with pytest.raises(HopError, match=r"hop rollout: ArithmeticError: prompt 5 .* \(trajectory \d+, uid 5\)"):
+    with pytest.raises(
+        HopError, match=r"hop rollout: ArithmeticError: prompt 5 .* \(trajectory \d+, uid 5\)"
+    ):
         run_toy(tmp_path, "hops.rollout.with.fail_at=5", executor="processes")
     directory = only_run(tmp_path)
     assert summary(directory)["status"] == "failed"
@@ -119,7 +136,9 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("executor", ["inproc", "processes"])
 def test_a_hop_that_hangs_is_named_at_its_deadline(tmp_path: Path, executor: str) -> None:
-    with pytest.raises(DeadlineError, match=r"hop rollout \(trajectory \d+, uid 5\) on owner rollout has run for 2 s"):
+    with pytest.raises(
+        DeadlineError, match=r"hop rollout \(trajectory \d+, uid 5\) on owner rollout has run for 2 s"
+    ):
         run_toy(tmp_path, "hops.rollout.with.hang_at=5", "run.deadline=2", executor=executor)  # type: ignore[arg-type]
 
 
@@ -129,7 +148,9 @@ def test_a_payload_beyond_its_bound_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_payload_of_another_dtype_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(PayloadError, match=r"hop rollout gave tokens as float32\[\d+\], and its port is i32\[token\]"):
+    with pytest.raises(
+        PayloadError, match=r"hop rollout gave tokens as float32\[\d+\], and its port is i32\[token\]"
+    ):
         run_toy(tmp_path, "hops.rollout.with.wrong_dtype=true")
 
 

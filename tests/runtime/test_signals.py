@@ -17,8 +17,20 @@ from tests.runtime.harness import TOY, only_run, summary
 
 def start(tmp_path: Path) -> subprocess.Popen[str]:
     """A run that would take minutes, in a session of its own, as a terminal would start it."""
-    command = [sys.executable, "-m", "flowgraph.cli", "run", TOY, "--runs", str(tmp_path), "--set", "run.steps=100000"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "flowgraph.cli",
+        "run",
+        TOY,
+        "--runs",
+        str(tmp_path),
+        "--set",
+        "run.steps=100000",
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def session_members(leader: int) -> list[str]:
@@ -106,7 +118,10 @@ def test_a_killed_worker_ends_the_run_by_name(tmp_path: Path) -> None:
     process = start(tmp_path)
     await_steps(tmp_path)
     workers = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "flowgraph.runtime.worker"], capture_output=True, text=True, check=True
+        ["pgrep", "-P", str(process.pid), "-f", "flowgraph.runtime.worker"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert len(workers) == 2
     os.kill(int(workers[0]), signal.SIGKILL)

@@ -47,9 +47,16 @@ class Sampled(NamedTuple):
 
 @hop(owner="rollout", lifetime="consumed")
 async def sample(
-    prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], *, jitter: float = 0.0, fail_at: int = -1, hang_at: int = -1,
-    die_at: int = -1, wrong_dtype: bool = False, too_long: int = 0,
-) -> Sampled:  # fmt: skip
+    prompt: Int32[Array, "prompt"],
+    key: UInt64[Array, ""],
+    *,
+    jitter: float = 0.0,
+    fail_at: int = -1,
+    hang_at: int = -1,
+    die_at: int = -1,
+    wrong_dtype: bool = False,
+    too_long: int = 0,
+) -> Sampled:
     """Two leaves of a random but reproducible length, after a random time."""
     rng = np.random.default_rng(int(key))
     await asyncio.sleep(float(rng.random()) * jitter)
@@ -66,9 +73,12 @@ async def sample(
         lengths[1] += too_long
     mask = np.concatenate([np.arange(n) >= len(prompt) for n in lengths])
     return Sampled(
-        tokens.astype(np.float32 if wrong_dtype else np.int32), mask, np.array([0, *np.cumsum(lengths)], np.int64),
-        np.zeros(len(tokens), np.float32), {"length": float(len(tokens))},
-    )  # fmt: skip
+        tokens.astype(np.float32 if wrong_dtype else np.int32),
+        mask,
+        np.array([0, *np.cumsum(lengths)], np.int64),
+        np.zeros(len(tokens), np.float32),
+        {"length": float(len(tokens))},
+    )
 
 
 class Scored(NamedTuple):
@@ -79,10 +89,15 @@ class Scored(NamedTuple):
 
 @hop(owner="trainer", lifetime="consumed", maps="leaf")
 def reward(
-    tokens: Int32[Array, "token"], leaf_offsets: Int64[Array, "leaf+1"], ground_truth: Annotated[list[Any], Json("leaf")]
+    tokens: Int32[Array, "token"],
+    leaf_offsets: Int64[Array, "leaf+1"],
+    ground_truth: Annotated[list[Any], Json("leaf")],
 ) -> Scored:
     """The score of a leaf is its token sum plus its ground truth, so a row that is swapped or lost shows."""
-    sums = [tokens[a:b].sum() + g["sum"] for a, b, g in zip(leaf_offsets[:-1], leaf_offsets[1:], ground_truth, strict=True)]
+    sums = [
+        tokens[a:b].sum() + g["sum"]
+        for a, b, g in zip(leaf_offsets[:-1], leaf_offsets[1:], ground_truth, strict=True)
+    ]
     score = np.array(sums, np.float32)
     return Scored(score, np.ones(len(score), np.bool_), {"reward": float(score.mean())})
 
@@ -107,7 +122,9 @@ def train(
 
 
 @hop(owner="rollout", lifetime="version")
-def publish(weights: Float64[Array, "prompt"], batch_id: Int64[Array, ""]) -> Annotated[int, Latest(initial=0)]:
+def publish(
+    weights: Float64[Array, "prompt"], batch_id: Int64[Array, ""]
+) -> Annotated[int, Latest(initial=0)]:
     assert np.isfinite(weights).all()
     return int(batch_id) + 1
 

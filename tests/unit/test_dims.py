@@ -12,7 +12,10 @@ NAMES = ("leaf", "token", "prompt")
 VALUES = st.fixed_dictionaries({name: st.integers(0, 50) for name in NAMES})
 TEXTS = st.recursive(
     st.sampled_from(NAMES) | st.integers(0, 9).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map("({0[0]}{0[1]}{0[2]})".format) | inner.map("-{}".format),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from("+-*"), inner).map("({0[0]}{0[1]}{0[2]})".format)
+        | inner.map("-{}".format)
+    ),
     max_leaves=7,
 )
 EXPRS = TEXTS.map(parse)
@@ -47,13 +50,38 @@ def test_substituting_and_evaluating_commute(a: Expr, b: Expr, values: dict[str,
 
 @pytest.mark.parametrize(
     ("text", "printed"),
-    [("response+prompt", "prompt+response"), ("1+leaf", "leaf+1"), ("a-a", "0"), ("2*(x-1)", "2*x-2"), ("0-x+3", "-x+3"), ("a*b*a", "a*a*b")],
+    [
+        ("response+prompt", "prompt+response"),
+        ("1+leaf", "leaf+1"),
+        ("a-a", "0"),
+        ("2*(x-1)", "2*x-2"),
+        ("0-x+3", "-x+3"),
+        ("a*b*a", "a*a*b"),
+    ],
 )
 def test_one_spelling_for_equal_expressions(text: str, printed: str) -> None:
     assert str(parse(text)) == printed
 
 
-@pytest.mark.parametrize("text", ["", "a/b", "a**2", "f(a)", "a b", "True", "1.5", "...", "*batch", "a=3", "'a'", "(" * 500, "\0", "-" * 9999 + "a"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a/b",
+        "a**2",
+        "f(a)",
+        "a b",
+        "True",
+        "1.5",
+        "...",
+        "*batch",
+        "a=3",
+        "'a'",
+        "(" * 500,
+        "\0",
+        "-" * 9999 + "a",
+    ],
+)
 def test_anything_else_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="is no sum or product of dims and integers"):
         parse(text)

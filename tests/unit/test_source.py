@@ -13,9 +13,13 @@ from flowgraph.errors import Diagnostic, Place
 from flowgraph.spec.render import render
 from flowgraph.spec.source import Located, read, set_path, split_path
 
-SCALARS = st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6) | st.text("abé漢_ -:#'\"", max_size=8)
+SCALARS = (
+    st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6) | st.text("abé漢_ -:#'\"", max_size=8)
+)
 NAMES = st.text("abcdefgh_", min_size=1, max_size=6).filter(lambda name: name not in ("", "_"))
-TREES = st.recursive(SCALARS, lambda t: st.lists(t, max_size=3) | st.dictionaries(NAMES, t, max_size=4), max_leaves=10)
+TREES = st.recursive(
+    SCALARS, lambda t: st.lists(t, max_size=3) | st.dictionaries(NAMES, t, max_size=4), max_leaves=10
+)
 
 
 def leaves(node: Located) -> list[Located]:
@@ -52,7 +56,17 @@ def test_keys_have_the_place_of_their_name(tree: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-5", 1e-5), ("1.0e-5", 1e-5), ("-3", -3), (".5", 0.5), ("1.", 1.0), ("true", True), ("~", None), ("'1e-5'", "1e-5"), ("1e5x", "1e5x")],
+    [
+        ("1e-5", 1e-5),
+        ("1.0e-5", 1e-5),
+        ("-3", -3),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("true", True),
+        ("~", None),
+        ("'1e-5'", "1e-5"),
+        ("1e5x", "1e5x"),
+    ],
 )
 def test_a_scalar_is_what_it_looks_like(text: str, value: Any) -> None:
     root, found = read("f", f"a: {text}")
@@ -62,7 +76,26 @@ def test_a_scalar_is_what_it_looks_like(text: str, value: Any) -> None:
     assert type(root.value["a"].value) is type(value)
 
 
-@pytest.mark.parametrize("text", ["no", "on", "Yes", "TRUE", "1:30", "010", "0x1F", "1_000", "2026-01-01", ".inf", "-.NaN", "1e999", "*a", "!x y", "="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "on",
+        "Yes",
+        "TRUE",
+        "1:30",
+        "010",
+        "0x1F",
+        "1_000",
+        "2026-01-01",
+        ".inf",
+        ".nan",
+        "1e999",
+        "*a",
+        "!x y",
+        "=",
+    ],
+)
 def test_a_scalar_that_is_not_what_it_looks_like_is_refused_where_it_stands(text: str) -> None:
     root, found = read("f", f"deep: {{ a: {text} }}")
     assert root is not None
@@ -111,11 +144,21 @@ def test_an_override_sets_one_value(assignment: str, path: tuple[str, ...], valu
 
 @pytest.mark.parametrize(
     ("assignment", "code", "column"),
-    [("run.steps", "FG105", 1), ("=3", "FG105", 1), ("run..x=3", "FG105", 1), ("run.'x=3", "FG105", 1), ("run.steps.x=3", "FG106", 1), ("run.steps=no", "FG102", 11), ("run.steps={a: [1}", "FG101", 17)],
+    [
+        ("run.steps", "FG105", 1),
+        ("=3", "FG105", 1),
+        ("run..x=3", "FG105", 1),
+        ("run.'x=3", "FG105", 1),
+        ("run.steps.x=3", "FG106", 1),
+        ("run.steps=no", "FG102", 11),
+        ("run.steps={a: [1}", "FG101", 17),
+    ],
 )
 def test_an_override_that_is_wrong_has_a_place_in_the_option(assignment: str, code: str, column: int) -> None:
     _, found = one_set(assignment)
-    assert [(d.code, d.place.file, d.place.line, d.place.column) for d in found] == [(code, "--set", 1, column)]
+    assert [(d.code, d.place.file, d.place.line, d.place.column) for d in found] == [
+        (code, "--set", 1, column)
+    ]
 
 
 def test_the_second_override_is_line_two_and_quoted() -> None:
@@ -131,7 +174,9 @@ def test_the_second_override_is_line_two_and_quoted() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters='"'), min_size=1), min_size=1), st.text())
-def test_quoted_names_and_any_value_come_apart_as_they_were_put_together(names: list[str], value: str) -> None:
+def test_quoted_names_and_any_value_come_apart_as_they_were_put_together(
+    names: list[str], value: str
+) -> None:
     path = ".".join(f'"{name}"' for name in names)
     assert split_path(f"{path}={value}") == (names, len(path) + 1)
 

@@ -1,0 +1,96 @@
+"""What each check accepts and refuses, beyond the one example that tests/diagnostics shows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowgraph.ir.graph import is_offsets, joins
+from flowgraph.passes.sizes import dim_values, rows_per_step
+from flowgraph.spec.dims import Size, parse
+from tests.unit.graphs import RING, SMALL, codes, loaded
+
+
+@pytest.mark.parametrize(
+    ("dim", "joined", "offsets"),
+    [
+        ("token", True, False), ("leaf", True, False), ("2*token", True, False), ("leaf+token", True, False), ("leaf+1", True, True),
+        ("2*leaf+1", False, False), ("leaf+2", False, False), ("leaf*token", False, False), ("prompt", False, False), ("4", False, False), ("0", False, False),
+    ],
+)  # fmt: skip
+def test_values_are_joined_along_a_dim_that_adds_up(dim: str, joined: bool, offsets: bool) -> None:
+    assert joins(parse(dim)) == joined
+    assert (joins(parse(dim)) and is_offsets(parse(dim))) == offsets
+
+
+def test_a_step_counts_the_leaves_and_tokens_of_all_its_trajectories() -> None:
+    dims = {
+        "group": Size(2, 2),
+        "sample": Size(3, 3),
+        "leaf": Size(1.5, 2),
+        "prompt": Size(4, 8),
+        "response": Size(2, 4),
+    }
+    assert rows_per_step("trajectory", dims) == 6
+    one, whole = dim_values("trajectory", dims, "max"), dim_values("step", dims, "max")
+    assert (one["trajectory"], one["leaf"], one["token"]) == (1, 2, 24)
+    assert (whole["trajectory"], whole["leaf"], whole["token"]) == (6, 12, 144)
+    assert dim_values("step", dims, "mean")["token"] == 6 * 1.5 * 6
+
+
+def test_two_cycles_are_two_findings_each_at_its_own_back_edge(tmp_path: Path) -> None:
+    hops = RING.replace("delay: 1, ", "") + f"  more: {{use: {SMALL}.total, in: {{score: more}}}}\n"
+    assert codes(tmp_path, hops) == ["FG401 sync", "FG401 more"]
+
+
+def test_a_cycle_written_in_any_order_is_cut_where_the_version_is_read(tmp_path: Path) -> None:
+    hops = "".join(reversed(RING.replace("delay: 1, ", "").splitlines(keepends=True)))
+    (found,) = loaded(tmp_path, hops).diagnostics
+    assert found.message == "the cycle split → batch → count → total → sync → split has no delay"
+    assert "version: {from: sync, delay: 1" in found.help
+
+
+def test_a_hop_that_reads_itself_is_a_cycle(tmp_path: Path) -> None:
+    assert codes(tmp_path, RING.replace("score: count", "score: total")) == ["FG401 total"]
+
+
+def test_one_missing_owner_is_one_finding_however_many_hops_have_the_role(tmp_path: Path) -> None:
+    train = f"  train: {{use: {SMALL}.train, in: {{batch_id: batch}}}}\n"
+    assert codes(tmp_path, RING + train + train.replace("train:", "again:", 1)) == ["FG301 train"]
+
+
+def test_two_hops_that_train_one_learner_are_two_writers(tmp_path: Path) -> None:
+    train = f"  train: {{use: {SMALL}.train, in: {{batch_id: batch}}}}\n"
+    top = "owners: {trainer: {learner: {use: torch, model: smollm2-135m, lr: 1e-5}}}\n"
+    assert codes(tmp_path, RING + train, top=top) == []
+    assert codes(tmp_path, RING + train + train.replace("train:", "again:", 1), top=top) == ["FG302 again"]
+
+
+def test_sizes_that_are_all_missing_are_one_finding(tmp_path: Path) -> None:
+    (found,) = loaded(tmp_path, dims="").diagnostics
+    assert found.code == "FG204"
+    assert "prompt, group, sample" in found.message
+
+
+@pytest.mark.parametrize(
+    ("capacity", "every", "expected"), [(0, 1, []), (1, 2, []), (2, 1, ["FG402 2"]), (0, 3, ["FG402 total"])]
+)
+def test_the_queue_and_the_sync_stay_within_max_lag(
+    tmp_path: Path, capacity: int, every: int, expected: list[str]
+) -> None:
+    hops = RING.replace("batch, in: {traj", f"batch, capacity: {capacity}, in: {{traj")
+    hops = hops.replace("batch_id: total", f"batch_id: {{from: total, every: {every}}}")
+    assert codes(tmp_path, hops) == expected
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"), [(8, []), (7, ["FG404 {places: 7}"]), (0, ["FG111 {places: 0}"])]
+)
+def test_a_pool_holds_at_least_one_batch(tmp_path: Path, places: int, expected: list[str]) -> None:
+    pool = f"  pool: {{use: {SMALL}.pool, in: {{trajectory: split}}, with: {{places: {places}}}}}\n"
+    hops = (
+        RING.replace("small.batch, in: {trajectory: split}", "small.batch_of_waiting, in: {waiting: pool}")
+        + pool
+    )
+    assert codes(tmp_path, hops) == expected

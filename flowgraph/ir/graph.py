@@ -36,6 +36,11 @@ class Binding(msgspec.Struct):
         return self.source is None or self.source.kind == "rows"
 
     @property
+    def flows(self) -> bool:
+        """Whether rows, or a column of them, make the reader fire; not an event, nor a value that is sampled."""
+        return self.port.mode != "event" and self.port.kind != "value"
+
+    @property
     def is_column(self) -> bool:
         """Whether payload crosses, and not rows by reference or a plain value."""
         return self.source is not None and self.port.kind not in ("rows", "value")
@@ -101,7 +106,7 @@ class Graph(msgspec.Struct):
         while queue:
             at = queue.pop(0)
             for binding in at.bindings:
-                if binding.via in seen or binding.port.mode == "event" or binding.port.kind == "value":
+                if binding.via in seen or not binding.flows:
                     continue
                 seen.add(binding.via)
                 queue.append(self.nodes[binding.via])

@@ -14,12 +14,21 @@ from flowgraph.spec.types import ROW_KINDS
 
 
 def check_cycles(graph: Graph) -> Iterator[Diagnostic]:
-    """FG401: every cycle of the ring has a seam that declares a delay."""
+    """FG401: every cycle of the ring has a seam that declares a delay, and it is one that can be delayed."""
+    for node in graph.nodes.values():
+        for binding in node.bindings:
+            if binding.decl.delay and binding.flows:
+                message = f"{node.name} reads {binding.port.name} as rows, and only a value that is sampled can be delayed"
+                help = "remove delay:, or delay the version that the cycle leads back"
+                yield Diagnostic("FG401", binding.decl.place, message, help)
     for cycle in undelayed(graph):
         first = min(cycle.back, key=lambda b: b.decl.place)
-        message = f"the cycle {' → '.join(cycle.hops)} has no delay"
-        help = f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
-        yield Diagnostic("FG401", first.decl.place, message, help)
+        if not any(b.decl.delay for b in cycle.back):
+            message = f"the cycle {' → '.join(cycle.hops)} has no delay"
+            help = (
+                f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
+            )
+            yield Diagnostic("FG401", first.decl.place, message, help)
 
 
 def check_lag(graph: Graph) -> Iterator[Diagnostic]:

@@ -18,11 +18,15 @@ class Cycle(msgspec.Struct):
 
 
 def undelayed(graph: Graph) -> list[Cycle]:
-    """Cycles without a delay. Events do not count: they never block; nor what a fold says of its own ledger."""
+    """Cycles without a delay. Events do not count: they never block; nor what a fold says of its own ledger.
+
+    Only a sampled value can be delayed: rows and their columns are those of the firing.
+    """
     edges: dict[tuple[str, str], list[Binding]] = {}
     for node in graph.nodes.values():
         for binding in node.bindings:
-            if binding.port.mode != "event" and not binding.decl.delay and not _ledger(graph, binding):
+            delayed = binding.decl.delay and not binding.flows
+            if binding.port.mode != "event" and not delayed and not _ledger(graph, binding):
                 edges.setdefault((binding.via, node.name), []).append(binding)
     cycles = []
     while (hops := _find(edges)) is not None:

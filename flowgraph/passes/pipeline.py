@@ -40,11 +40,12 @@ def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
         )
         return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, help)])
     # The i-th override is line i of the file `--set`.
-    sources = {path: text, "--set": "\n".join(" ".join(one.splitlines()) for one in overrides)}
+    options = [" ".join(one.splitlines()) for one in overrides]
+    sources = {path: text, "--set": "\n".join(options)}
     root, found = read(path, text)
     if root is None:
         return Loaded(sources, None, None, found)
-    for number, override in enumerate(overrides if isinstance(root.value, dict) else (), start=1):
+    for number, override in enumerate(options if isinstance(root.value, dict) else (), start=1):
         found += set_path(root, override, number)
     file, more = read_graph(path, root)
     found += more

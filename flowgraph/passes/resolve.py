@@ -71,7 +71,7 @@ def _instead(error: ImportError) -> str:
 def _infer_kinds(graph: Graph, back: set[int]) -> None:
     """A fold says what it makes; any other hop works on the most derived rows that it reads.
 
-    Those of a back edge do not count, whether it is delayed or ought to be: they are an earlier turn's.
+    Those of a back edge do not count: they would be an earlier turn's.
     """
     free = []
     for node in graph.nodes.values():
@@ -84,8 +84,7 @@ def _infer_kinds(graph: Graph, back: set[int]) -> None:
         before = [n.kind for n in free]
         for node in free:
             for binding in node.bindings:
-                flows = binding.port.mode != "event" and binding.port.kind != "value"
-                if flows and not binding.decl.delay and id(binding) not in back:
+                if binding.flows and id(binding) not in back:
                     node.kind = later(node.kind, graph.nodes[binding.via].kind)
         if before == [n.kind for n in free]:
             return

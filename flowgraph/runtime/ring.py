@@ -1,28 +1,29 @@
 """The driver: it fires folds and sends firings to workers, and holds nothing but ledgers and descriptors.
 
-One turn is: take the messages that have come, then fire folds until none has anything to do, then send every
-firing whose rows are complete. Events go before row queues, queues before levels (`latest` values that
-changed), so a fold's ledger is up to date before another fold reads it: within a turn nothing is stale.
+One turn is: take the messages that have come, fire folds until none has anything to do, then send every firing
+whose rows are complete. Within a turn nothing is stale.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from flowgraph.errors import DeadlineError, FlowgraphError, HopError, PayloadError, RunError
-from flowgraph.plan.plan import Hop, Plan, Watch
+from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError
+from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
 from flowgraph.runtime.executors import Executor, worker_owners
+from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved
+from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
-from flowgraph.runtime.worker import Worker, fill
+from flowgraph.runtime.worker import Worker
 from flowgraph.spec.types import Dropped, Row
 
 ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError)}
@@ -37,66 +38,45 @@ class Observer(Protocol):
 
 
 class Firing(msgspec.Struct):
-    """One firing in flight. holds: the event values that it keeps from being overwritten."""
+    """One firing in flight. holds: the value that it works on, which is not overwritten meanwhile."""
 
     hop: str
     record: Record | None
     lease: int
     began: float
-    holds: tuple[tuple[str, str], ...] = ()
-
-
-class FoldState(msgspec.Struct):
-    """One fold: its state, bound call, and what waits for it."""
-
-    hop: Hop
-    call: Any
-    room: Any
-    state: Any
-    events: deque[tuple[str, Any]]
-    queues: dict[str, deque[Row]]
-    changed: bool = False
+    holds: tuple[str, str] | None = None
 
 
 class Ring:
-    """Runs one plan on one executor until its steps are done."""
+    """Runs one plan on one executor until its steps are done.
+
+    ready: hop → complete rows that it has yet to work on; triggers: hop → values that it has yet to fire on
+    """
 
     def __init__(
-        self, plan: Plan, executor: Executor, models: dict[str, str], fds: dict[str, int], observer: Observer
+        self, plan: Plan, executor: Executor, models: Mapping[str, str], fds: Mapping[str, int], observer: Observer
     ) -> None:
         self.plan, self.executor, self.observer = plan, executor, observer
+        self.inbox: deque[tuple[str, FromWorker]] = deque()
+        self.local = Worker(plan, "driver", models, map_all(fds), lambda m: self.inbox.append(("driver", m)))
+        self.local.start()
+        self.inbox.clear()
+        self.folds = Folds(plan, self.local.resources)
         self.table = Table(plan, regions(plan))
         self.ledger = Ledger()
-        arenas = map_all(fds)
-        self.local = Worker(
-            plan, "driver", models, arenas, lambda message: self.inbox.append(("driver", message))
-        )
-        self.inbox: deque[tuple[str, FromWorker]] = deque()
-        self.folds: dict[str, FoldState] = {}
-        self.ready: dict[str, deque[Record]] = {
-            n: deque() for n, h in plan.hops.items() if h.kind != "fold" and h.rows
-        }
-        self.triggers: dict[str, deque[int]] = {
-            n: deque() for n, h in plan.hops.items() if h.kind != "fold" and not h.rows
-        }
-        self.latest: dict[tuple[str, str], Any] = {}
+        self.meter = Meter(list(plan.owners))
+        workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
+        self.ready: dict[str, deque[Record]] = {n: deque() for n, h in workers.items() if h.rows}
+        self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
+        self.step_hops = {n for n, h in plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)}
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
         self.steps_done = 0
-        self.began = self.step_began = time.monotonic()
-        self.bytes_read: dict[str, int] = {}
-        self.bytes_written: dict[str, int] = {}
-        self.busy: dict[str, float] = dict.fromkeys(plan.owners, 0.0)
 
     # --- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait until every owner holds its resources; then give every output with an initial value its first one."""
-        self.local.start()
-        self.inbox.clear()
-        for name, hop in self.plan.hops.items():
-            if hop.kind == "fold":
-                self.folds[name] = _fold(hop, self.local)
         waiting = set(worker_owners(self.plan))
         while waiting:
             for owner, message in self.executor.wait(self.plan.run.deadline):
@@ -106,11 +86,11 @@ class Ring:
         for name, hop in self.plan.hops.items():
             for output, value in hop.initial.items():
                 self._publish(name, output, value)
-        self.began = self.step_began = time.monotonic()
+        self.meter.start()
 
     def run(self) -> None:
-        """Turn until every step is trained, synced and evaluated. Raises RunError by name; never waits without a deadline."""
-        while not self._finished():
+        """Turn until every step is trained, synced and evaluated. Raises RunError by name; no wait lacks a deadline."""
+        while True:
             self._pump()
             if self._finished():
                 break
@@ -125,33 +105,27 @@ class Ring:
 
     def save(self, directory: str) -> None:
         """Have the learner write its model. Does nothing in a graph without one."""
-        for owner, spec in self.plan.owners.items():
-            if spec.learner is not None:
-                self.executor.send(owner, Save(directory))
-                while True:
-                    for _, message in self.executor.wait(self.plan.run.deadline):
-                        if isinstance(message, Failed):
-                            raise _error(message)
-                        if isinstance(message, Saved):
-                            return
+        for owner in [name for name, spec in self.plan.owners.items() if spec.learner is not None]:
+            self.executor.send(owner, Save(directory))
+            saved = False
+            while not saved:
+                for _, message in self.executor.wait(self.plan.run.deadline):
+                    if isinstance(message, Failed):
+                        raise _error(message)
+                    saved |= isinstance(message, Saved)
 
     def _finished(self) -> bool:
         waiting = any(self.triggers.values()) or any(not f.record for f in self.in_flight.values())
         return self.steps_done >= self.plan.run.steps and not waiting
 
-    def _wait(self) -> list[tuple[str, FromWorker]]:
-        """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when a firing is late."""
+    def _wait(self) -> Iterable[tuple[str, FromWorker]]:
+        """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when one is late."""
         if not self.in_flight:
-            held = ", ".join(
-                f"{n}: {len(q)} waiting"
-                for f in self.folds.values()
-                for n, q in ((f.hop.name, self._queued(f)),)
-                if q
-            )
             counts = self.ledger.counts
+            queued = "".join(f"; {n} rows wait for {name}" for name, n in self.folds.waiting().items())
             raise RunError(
-                f"nothing can fire at step {self.steps_done}: in flight {counts.in_flight}, ready {counts.ready}"
-                + (f"; {held}" if held else ""),
+                f"nothing can fire at step {self.steps_done}: "
+                f"in flight {counts.in_flight}, ready {counts.ready}{queued}",
                 "a fold waits for more rows than it admits, or the dataset is exhausted; look at its options",
             )
         oldest = min(self.in_flight.values(), key=lambda f: f.began)
@@ -159,106 +133,58 @@ class Ring:
         try:
             return self.executor.wait(max(0.0, oldest.began + deadline - time.monotonic()))
         except DeadlineError:
+            owner = self.plan.hops[oldest.hop].owner
             raise DeadlineError(
-                f"hop {oldest.hop}{_who(oldest)} on owner {self.plan.hops[oldest.hop].owner} has run for {deadline:g} s",
+                f"hop {oldest.hop}{_who(oldest)} on owner {owner} has run for {deadline:g} s",
                 "raise run.deadline if that is right; else look at the owner's log",
             ) from None
-
-    @staticmethod
-    def _queued(fold: FoldState) -> list[Row]:
-        return [row for queue in fold.queues.values() for row in queue]
 
     # --- turns ------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Fire everything that can fire, to quiescence."""
-        while self._fire_one_fold():
-            pass
-        for name in self.ready:
-            self._send_ready(self.plan.hops[name])
-        for name, keys in self.triggers.items():
-            while keys and self._may_fire(self.plan.hops[name]):
-                self._send_event(self.plan.hops[name], keys.popleft())
+        while (found := self.folds.next(self._has_credit)) is not None:
+            self._step(*found)
+        for name, queue in self.ready.items():
+            while queue and self._may_fire(self.plan.hops[name]):
+                self._fire(self.plan.hops[name], queue.popleft())
+        for name, values in self.triggers.items():
+            while values and self._may_fire(self.plan.hops[name]):
+                self._fire_on(self.plan.hops[name], values.popleft())
 
-    def _fire_one_fold(self) -> bool:
-        for fold in self.folds.values():
-            if fold.events:
-                port, value = fold.events.popleft()
-                self._step(fold, {port: value})
-                return True
-        for fold in self.folds.values():
-            for port, queue in fold.queues.items():
-                if queue and fold.room(fold.state) > 0:
-                    row = queue.popleft()
-                    self._arrive(fold, row)
-                    self._step(fold, {port: row})
-                    return True
-        for fold in self.folds.values():
-            if fold.changed and self._has_credit(fold):
-                fold.changed = False
-                self._step(fold, {})
-                return True
-        return False
-
-    def _has_credit(self, fold: FoldState) -> bool:
-        """Whether what the fold would make has room downstream: its rows unread, and steps untrained."""
-        hop = fold.hop
+    def _has_credit(self, hop: Hop) -> bool:
+        """Whether what a fold would make has room: groups unread, steps untrained. Dispatch bounds itself."""
         if not hop.makes_rows or hop.rows == "trajectory":
             return True
+        made = self.table.next_key.get("step", 0)
         if hop.rows == "step":
-            unfinished = self.table.next_key.get("step", 0) - self.steps_done
-            return unfinished <= hop.queue and self.table.next_key.get("step", 0) < self.plan.run.steps
-        return self._unread(hop.name) <= max(0, hop.queue - 1) and self.steps_done < self.plan.run.steps
+            return made - self.steps_done <= hop.queue and made < self.plan.run.steps
+        return self.folds.unread(hop.name) < max(1, hop.queue) and self.steps_done < self.plan.run.steps
 
-    def _unread(self, producer: str) -> int:
-        return sum(
-            len(self.folds[h.name].queues[w.port])
-            for h in self.plan.hops.values()
-            for w in h.watches
-            if w.producer == producer and h.name in self.folds and w.port in self.folds[h.name].queues
-        )
-
-    def _arrive(self, fold: FoldState, row: Row) -> None:
-        """A row leaves a queue for a fold: a finished trajectory is registered as ready; a source may make another row."""
-        if row.kind == "trajectory":
-            self.ledger.move(row.key, "ready")
-            record = self.table.of(row)
-            self.table.free_blocks(record, ("firing", "trajectory"))
-        for watch in fold.hop.watches:
-            source = self.folds.get(watch.producer)
-            if source is not None and source.hop.makes_rows:
-                source.changed = True
-
-    def _step(self, fold: FoldState, given: dict[str, Any]) -> None:
-        """Call a fold once, and carry out its decisions."""
-        ports: dict[str, Any] = {}
-        for watch in fold.hop.watches:
-            ports[watch.port] = given.get(watch.port)
-            if watch.mode == "latest":
-                ports[watch.port] = self.latest.get((watch.producer, watch.output), () if watch.rows else 0)
-        try:
-            result = fold.call(fold.state, **ports)
-        except FlowgraphError:
-            raise
-        except Exception as error:
-            raise HopError(
-                f"fold {fold.hop.name}: {type(error).__name__}: {error}", f"see {fold.hop.place}"
-            ) from error
-        outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
+    def _step(self, fold: Fold, port: str, value: Any) -> None:
+        """Fire a fold once, and carry out its decisions."""
+        if isinstance(value, Row) and port in fold.queues:
+            self._taken(value)
         made = False
-        for name, kind in fold.hop.outputs.items():
-            value = outputs[name]
-            if kind == "rows" and not isinstance(value, tuple):
-                made = bool(value) or made
-                for item in value:
+        for name, output in self.folds.fire(fold, port, value).items():
+            if fold.hop.outputs[name] == "rows" and isinstance(output, list):
+                made |= bool(output)
+                for item in output:
                     self._emit(fold.hop, item)
-            elif isinstance(value, list):
-                for item in value:
+            elif isinstance(output, list):
+                for item in output:
                     self._drop(fold.hop.name, name, item)
             else:
-                self._publish(fold.hop.name, name, value)
+                self._publish(fold.hop.name, name, output)
         # A source goes on while its readers have room; any other fold waits for the next change.
-        fold.changed = fold.changed or (made and fold.hop.makes_rows and not fold.hop.watches)
+        fold.changed |= made and not fold.hop.watches
+
+    def _taken(self, row: Row) -> None:
+        """A row leaves a queue for a fold: a finished trajectory is ready; whoever made the row may go on."""
+        if row.kind == "trajectory":
+            self.ledger.move(row.key, "ready")
+            self.table.free_blocks(self.table.of(row), ("firing", "trajectory"))
+        self.folds.wake_all()
 
     # --- rows -------------------------------------------------------------------------------------------------
 
@@ -270,7 +196,7 @@ class Ring:
         record = self.table.create(hop.rows, parents, int(fields.pop("tag", 0)))
         if hop.rows == "trajectory":
             self.ledger.register(record.row.key)
-            self._close_older_groups(parents[0])
+            self.table.close_groups_before(parents[0])
         if hop.rows == "step":
             for parent in parents:
                 self.ledger.move(parent.key, "consumed")
@@ -279,50 +205,33 @@ class Ring:
         sizes: tuple[int, ...] = ()
         if lease >= 0:
             sizes, wrote = codec.write(hop, fields, self.local.views["driver"], lease)
-            self._count(self.bytes_written, hop.name, wrote)
+            self.meter.count(hop.name, {}, wrote)
         self._give(record, hop.name, lease, sizes)
 
-    def _close_older_groups(self, group: Row) -> None:
-        """A group is closed once a later one is being sampled: no more trajectories will come from it."""
-        for (kind, key), record in list(self.table.live.items()):
-            if kind == "group" and key < group.key and not record.closed and record.given:
-                self.table.close(record)
-
     def _give(self, record: Record, hop: str, lease: int, sizes: tuple[int, ...]) -> None:
+        """A hop is done with a row: queue the row for every hop that waited for just this, and tell the folds."""
         self.table.give(record, hop, lease, sizes)
+        row = record.row
         for name, queue in self.ready.items():
             other = self.plan.hops[name]
-            if (
-                other.rows == record.row.kind
-                and hop in other.trigger
-                and record.given.issuperset(other.trigger)
-            ):
-                if (record.row.key + 1) % other.every == 0:
-                    queue.append(record)
-                else:
-                    record.given.add(name)
-        for name, fold in self.folds.items():
-            for watch in self.plan.hops[name].watches:
-                if watch.producer == hop and watch.rows == record.row.kind:
-                    if watch.mode == "event":
-                        fold.events.append((watch.port, record.row))
-                    elif watch.mode == "queue":
-                        fold.queues[watch.port].append(record.row)
-        if record.row.kind == "step":
+            if other.rows != row.kind or hop not in other.trigger or not record.given.issuperset(other.trigger):
+                continue
+            if (row.key + 1) % other.every == 0:
+                queue.append(record)
+            else:
+                record.given.add(name)
+        self.folds.offer(hop, row)
+        if row.kind == "step" and record.given >= self.step_hops and not record.closed:
             self._close_step(record)
 
     def _close_step(self, record: Record) -> None:
-        """A step is over when every hop on steps is done with it."""
-        names = {
-            n for n, h in self.plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)
-        }
-        if record.given < names or record.closed:
-            return
+        """Every hop on steps is done with this one."""
         self.steps_done += 1
-        self._report(record)
+        self.ledger.check()
+        members = [self.table.of(parent) for parent in record.row.parents]
+        self.observer.step(self.meter.step(record, members, self.ledger.counts))
         self.table.close(record)
-        for fold in self.folds.values():
-            fold.changed = True
+        self.folds.wake_all()
 
     def _drop(self, hop: str, output: str, item: Dropped) -> None:
         self.ledger.move(item.row.key, "dropped", item.reason)
@@ -330,81 +239,47 @@ class Ring:
         self._publish(hop, output, item)
 
     def _publish(self, hop: str, output: str, value: Any) -> None:
-        """A value output changed: overwrite it, and wake those who watch it."""
-        if not isinstance(value, Dropped):
-            if (hop, output) in self.latest and self.latest[hop, output] == value:
-                return
-            self.latest[hop, output] = value
-        for name, other in self.plan.hops.items():
-            for watch in other.watches:
-                if (watch.producer, watch.output) == (hop, output):
-                    self._wake(name, watch, value)
-
-    def _wake(self, name: str, watch: Watch, value: Any) -> None:
-        fold = self.folds.get(name)
-        if fold is not None and watch.mode == "event":
-            fold.events.append((watch.port, value))
-        elif fold is not None:
-            fold.changed = True
-        elif watch.mode == "event" and (value % watch.every == 0 or value >= self.plan.run.steps):
-            self.triggers[name].append(value)
+        """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
+        if not self.folds.publish(hop, output, value):
+            return
+        for name, values in self.triggers.items():
+            for watch in self.plan.hops[name].watches:
+                due = (watch.producer, watch.output, watch.mode) == (hop, output, "event")
+                if due and (value % watch.every == 0 or value >= self.plan.run.steps):
+                    values.append(value)
 
     # --- firings ----------------------------------------------------------------------------------------------
 
     def _may_fire(self, hop: Hop) -> bool:
-        if not hop.concurrent or hop.rows == "step":
-            if any(f.hop == hop.name for f in self.in_flight.values()):
-                return False
-        held = {h for f in self.in_flight.values() for h in f.holds}
+        """Steps go one at a time and in order; a value that somebody works on, or will, is not overwritten."""
+        one_at_a_time = not hop.concurrent or hop.rows == "step"
+        if one_at_a_time and any(f.hop == hop.name for f in self.in_flight.values()):
+            return False
+        held = {f.holds for f in self.in_flight.values()}
         if any((hop.name, output) in held for output in hop.initial):
-            return False  # a value that somebody works on is not overwritten
-        waiting = any(
-            self.triggers[n]
-            for n in self.triggers
-            for w in self.plan.hops[n].watches
-            if w.producer == hop.name
-        )
-        return not waiting and self.table.can_lease(hop.name)
+            return False
+        for name, values in self.triggers.items():
+            if values and any(watch.producer == hop.name for watch in self.plan.hops[name].watches):
+                return False
+        return self.table.can_lease(hop.name)
 
-    def _send_ready(self, hop: Hop) -> None:
-        queue = self.ready[hop.name]
-        while queue and self._may_fire(hop):
-            record = queue.popleft()
-            row = record.row
-            producers = dict.fromkeys(r.producer for r in hop.reads)
-            blocks = {p: self.table.blocks(row, p) for p in producers}
-            leaves = (
-                [parent.dims.get("leaf", 1) for parent in self._parents_now(row)]
-                if row.kind == "step"
-                else []
-            )
-            if row.kind == "trajectory":
-                leaves = [row.dims.get("leaf", 1)]
-            lease = self.table.lease(hop.name)
-            self._send(
-                hop,
-                Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, self._omitted(hop, row.key)),
-                record,
-            )
-
-    def _parents_now(self, row: Row) -> list[Row]:
-        return [self.table.of(parent).row for parent in row.parents]
-
-    def _omitted(self, hop: Hop, key: int) -> tuple[str, ...]:
-        """Sets of tensors whose every reader skips this row: too large to write for nobody."""
+    def _fire(self, hop: Hop, record: Record) -> None:
+        row = record.row
+        blocks = {p: self.table.blocks(row, p) for p in dict.fromkeys(r.producer for r in hop.reads)}
+        members = [self.table.of(parent).row for parent in row.parents] if row.kind == "step" else [row]
+        leaves = [one.dims.get("leaf", 1) for one in members]
+        lease = self.table.lease(hop.name)
+        # Sets of tensors whose every reader skips this row are too large to write for nobody.
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
-        return tuple(
-            c for c in tensors if all((key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))
-        )
+        omit = [c for c in tensors if all((row.key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))]
+        self._send(hop, record, None, Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, tuple(omit)))
 
-    def _send_event(self, hop: Hop, value: int) -> None:
+    def _fire_on(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")
-        holds = ((watch.producer, watch.output),)
-        self._send(hop, Fire(self.next_id, hop.name, value, {}, [], {watch.port: value}, -1), None, holds)
+        fire = Fire(self.next_id, hop.name, value, {}, [], {watch.port: value}, -1)
+        self._send(hop, None, (watch.producer, watch.output), fire)
 
-    def _send(
-        self, hop: Hop, fire: Fire, record: Record | None, holds: tuple[tuple[str, str], ...] = ()
-    ) -> None:
+    def _send(self, hop: Hop, record: Record | None, holds: tuple[str, str] | None, fire: Fire) -> None:
         self.in_flight[fire.id] = Firing(hop.name, record, fire.lease, time.monotonic(), holds)
         self.next_id += 1
         if hop.owner == "driver":
@@ -419,74 +294,18 @@ class Ring:
             return
         firing = self.in_flight.pop(message.id)
         hop = self.plan.hops[firing.hop]
-        self.busy[hop.owner] += message.seconds
-        self._count(self.bytes_read, hop.name, message.read)
-        self._count(self.bytes_written, hop.name, message.wrote)
-        named = {f"{hop.name}.{key}": value for key, value in message.scalars.items()}
-        if firing.record is None:
-            if named:
-                self.observer.event(
-                    {"step": self.steps_done, "seconds": round(time.monotonic() - self.began, 3), **named}
-                )
-        else:
-            firing.record.scalars.update(named)
+        self.meter.busy[hop.owner] += message.seconds
+        self.meter.count(hop.name, message.read, message.wrote)
+        scalars = {f"{hop.name}.{key}": value for key, value in message.scalars.items()}
+        if firing.record is not None:
+            firing.record.scalars.update(scalars)
             self._give(firing.record, hop.name, firing.lease, message.sizes)
+        elif scalars:
+            self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
         for output, value in message.values.items():
             self._publish(hop.name, output, value)
             self.table.expire(value - 1)
-        for fold in self.folds.values():
-            fold.changed = True
-
-    # --- what is told -----------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _count(total: dict[str, int], hop: str, nbytes: dict[str, int]) -> None:
-        for name, n in nbytes.items():
-            total[f"{hop}.{name}"] = total.get(f"{hop}.{name}", 0) + n
-
-    def _report(self, record: Record) -> None:
-        now = time.monotonic()
-        rows = self._parents_now(record.row)
-        tokens = sum(row.dims.get("token", 0) for row in rows)
-        lags = [record.row.key - row.tag for row in rows]
-        counts = self.ledger.counts
-        self.ledger.check()
-        self.observer.step(
-            {
-                "step": record.row.key + 1,
-                "seconds": round(now - self.began, 3),
-                "step_seconds": round(now - self.step_began, 3),
-                "tokens": tokens,
-                "tokens_per_second": round(tokens / max(1e-9, now - self.step_began), 1),
-                "lag_mean": sum(lags) / max(1, len(lags)),
-                "lag_max": max(lags, default=0),
-                "in_flight": counts.in_flight,
-                "ready": counts.ready,
-                "dropped": sum(counts.dropped.values()),
-                **_mean([self.table.of(row).scalars for row in rows]),
-                **record.scalars,
-            }
-        )
-        self.step_began = now
-
-
-def _fold(hop: Hop, local: Worker) -> FoldState:
-    spec, fixed = fill(hop, local.resources)
-    queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
-
-    def room(state: Any) -> int:
-        return spec.facts.room(state, **fixed) if spec.facts.room is not None else 1
-
-    return FoldState(
-        hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues, changed=True
-    )
-
-
-def _mean(scalars: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of each name over the rows that have it."""
-    names = dict.fromkeys(name for one in scalars for name in one)
-    values = {name: [one[name] for one in scalars if name in one] for name in names}
-    return {name: sum(v) / len(v) for name, v in values.items()}
+        self.folds.wake_all()
 
 
 def _who(firing: Firing) -> str:

@@ -112,6 +112,12 @@ class Table:
         if not record.blocks:
             del self.live[record.row.kind, record.row.key]
 
+    def close_groups_before(self, group: Row) -> None:
+        """A later group is being sampled: no more trajectories come from the earlier ones."""
+        for record in list(self.live.values()):
+            if record.row.kind == "group" and record.row.key < group.key and not record.closed:
+                self.close(record)
+
     def expire(self, before: int) -> None:
         """A new version is out: weights of steps before `before` are dead."""
         for (kind, key), record in list(self.live.items()):

@@ -99,9 +99,9 @@ def run_graph(
             view.close()
             seconds = time.monotonic() - began
             run_dir.seams(
-                Measured(ring.steps_done, ring.bytes_read, ring.bytes_written, workers.control_bytes)
+                Measured(ring.steps_done, ring.meter.read, ring.meter.wrote, workers.control_bytes)
             )
-            run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.busy, error)
+            run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.meter.busy, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds)
 

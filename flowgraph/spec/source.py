@@ -77,13 +77,12 @@ def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
         problem = ", ".join(part for part in (error.context, error.problem) if part) or "can't be read"
         return None, [Diagnostic("FG101", place, f"invalid YAML: {problem}", "mend the syntax at the caret")]
     except yaml.reader.ReaderError as error:
-        before = text[: error.position].splitlines(keepends=True) or [""]
-        line, column = (
-            (len(before), len(before[-1])) if not before[-1].endswith("\n") else (len(before) + 1, 0)
-        )
+        lines = (text[: error.position] + "?").splitlines()
         message = f"invalid YAML: the character U+{ord(text[error.position]):04X} is not allowed"
         return None, [
-            Diagnostic("FG101", Place(file, line, column + 1), message, "remove it, or write an escape")
+            Diagnostic(
+                "FG101", Place(file, len(lines), len(lines[-1])), message, "remove it, or write an escape"
+            )
         ]
     except RecursionError:
         return None, [Diagnostic("FG101", Place(file, 1, 1), "the file is nested too deeply", "unfold it")]

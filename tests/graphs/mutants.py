@@ -10,14 +10,37 @@ from typing import Any
 import yaml
 
 ODD = [
-    None, True, -1, 0, 10**30, 2**31, 1e-5, 3.5, "", "no such thing", "no", "é 漢字 \u0301", "a.b.c", ".", "batch.tokens.x",
-    [], [1, [2]], {}, {"from": "batch"}, {"use": "hops.loss.policy_gradient"}, {"a": {"b": None}}, "os.path.join", "x" * 5000,
-]  # fmt: skip
+    *(None, True, -1, 0, 10**30, 2**31, 1e-5, 3.5, "", "no such thing", "no", "é 漢字 \u0301", "x" * 5000),
+    *(
+        "a.b.c",
+        ".",
+        "batch.tokens.x",
+        "os.path.join",
+        {"use": "hops.loss.policy_gradient"},
+        {"from": "batch"},
+    ),
+    *([], [1, [2]], {}, {"a": {"b": None}}),
+]
 
 RAW = [
-    "no", "1:30", "010", ".inf", "-.nan", "2026-01-01", "*alias", "&a [*a]", "!!python/name:os.system x", "!x y", "1_000",
-    "{", "]", "'", '"', "|", "- a", "a: b: c", "\t", "\u2028", "\x07", "%", "@", "?", "<<: {a: 1}", "0x1F", "1e999", "=", "~",
-]  # fmt: skip
+    *(
+        "no",
+        "1:30",
+        "010",
+        ".inf",
+        "-.nan",
+        "2026-01-01",
+        "1_000",
+        "0x1F",
+        "1e999",
+        "=",
+        "~",
+        "!x y",
+        "!!int x",
+    ),
+    *("*alias", "&a [*a]", "!!python/name:os.system x", "<<: {a: 1}", "- a", "a: b: c"),
+    *("{", "]", "'", '"', "|", "%", "@", "?", "\t", "\u2028", "\x07"),
+]
 
 Tree = Any
 Path = tuple[Any, ...]

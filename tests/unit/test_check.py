@@ -15,10 +15,19 @@ from tests.unit.graphs import RING, SMALL, codes, loaded
 @pytest.mark.parametrize(
     ("dim", "joined", "offsets"),
     [
-        ("token", True, False), ("leaf", True, False), ("2*token", True, False), ("leaf+token", True, False), ("leaf+1", True, True),
-        ("2*leaf+1", False, False), ("leaf+2", False, False), ("leaf*token", False, False), ("prompt", False, False), ("4", False, False), ("0", False, False),
+        ("token", True, False),
+        ("leaf", True, False),
+        ("2*token", True, False),
+        ("leaf+token", True, False),
+        ("leaf+1", True, True),
+        ("2*leaf+1", False, False),
+        ("leaf+2", False, False),
+        ("leaf*token", False, False),
+        ("prompt", False, False),
+        ("4", False, False),
+        ("0", False, False),
     ],
-)  # fmt: skip
+)
 def test_values_are_joined_along_a_dim_that_adds_up(dim: str, joined: bool, offsets: bool) -> None:
     assert joins(parse(dim)) == joined
     assert (joins(parse(dim)) and is_offsets(parse(dim))) == offsets
@@ -53,6 +62,12 @@ def test_a_cycle_written_in_any_order_is_cut_where_the_version_is_read(tmp_path:
 
 def test_a_hop_that_reads_itself_is_a_cycle(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: total")) == ["FG401 total"]
+
+
+def test_rows_can_not_be_delayed(tmp_path: Path) -> None:
+    assert codes(tmp_path, RING.replace("score: count", "score: {from: count, delay: 1}")) == ["FG401 count"]
+    hops = RING.replace("trajectory: split", "trajectory: {from: batch, delay: 1}")
+    assert codes(tmp_path, hops) == ["FG401 batch"]
 
 
 def test_one_missing_owner_is_one_finding_however_many_hops_have_the_role(tmp_path: Path) -> None:

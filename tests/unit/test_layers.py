@@ -50,6 +50,11 @@ def test_no_other_module_has_torch_at_its_top() -> None:
 def test_importing_everything_else_imports_no_torch() -> None:
     light = [name for name in modules() if name not in HEAVY]
     assert set(modules()) > HEAVY
-    code = f"import importlib, sys\nfor name in {light!r}: importlib.import_module(name)\nprint(sorted({FOREIGN!r} & set(sys.modules)))"
+    code = f"""
+import importlib, sys
+for name in {light!r}:
+    importlib.import_module(name)
+print(sorted({FOREIGN!r} & set(sys.modules)))
+"""
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -1,0 +1,124 @@
+"""The driver's folds: their states, what waits for each, and which one fires next.
+
+Events go before row queues, and queues before levels (`latest` values that changed), so a fold's ledger is up to date
+before another fold reads it. A queue is taken from only while the fold says that it has room.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from flowgraph.errors import FlowgraphError, HopError
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.worker import fill
+from flowgraph.spec.types import Dropped, Row
+
+
+class Fold(msgspec.Struct):
+    """One fold: its bound function, the state that it alone may mutate, and what waits for it."""
+
+    hop: Hop
+    step: Callable[..., Any]
+    room: Callable[[Any], int]
+    state: Any
+    events: deque[tuple[str, Any]]
+    queues: dict[str, deque[Row]]
+    changed: bool = True
+
+
+class Folds:
+    """All folds of a plan, and the newest value of every output that is read as `latest`."""
+
+    def __init__(self, plan: Plan, resources: Mapping[str, Any]) -> None:
+        self.all = {name: _make(hop, resources) for name, hop in plan.hops.items() if hop.kind == "fold"}
+        self.latest: dict[tuple[str, str], Any] = {}
+
+    def next(self, has_credit: Callable[[Hop], bool]) -> tuple[Fold, str, Any] | None:
+        """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
+        for fold in self.all.values():
+            if fold.events:
+                return fold, *fold.events.popleft()
+        for fold in self.all.values():
+            for port, queue in fold.queues.items():
+                if queue and fold.room(fold.state) > 0:
+                    return fold, port, queue.popleft()
+        for fold in self.all.values():
+            if fold.changed and has_credit(fold.hop):
+                fold.changed = False
+                return fold, "", None
+        return None
+
+    def fire(self, fold: Fold, port: str, value: Any) -> dict[str, Any]:
+        """Call a fold once; its outputs by name. Raises HopError naming the fold when it raises."""
+        ports: dict[str, Any] = {}
+        for watch in fold.hop.watches:
+            empty: Any = () if watch.rows else 0
+            newest = self.latest.get((watch.producer, watch.output), empty)
+            ports[watch.port] = newest if watch.mode == "latest" else value if watch.port == port else None
+        try:
+            result = fold.step(fold.state, **ports)
+        except FlowgraphError:
+            raise
+        except Exception as error:
+            text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
+            raise HopError(text, f"see {fold.hop.place}") from error
+        return dict(result._asdict()) if hasattr(result, "_asdict") else {"out": result}
+
+    def offer(self, producer: str, row: Row) -> None:
+        """A hop gave a row its part: put the row where folds that watch the hop find it."""
+        for fold in self.all.values():
+            for watch in fold.hop.watches:
+                if watch.producer == producer and watch.rows == row.kind:
+                    if watch.mode == "event":
+                        fold.events.append((watch.port, row))
+                    elif watch.mode == "queue":
+                        fold.queues[watch.port].append(row)
+
+    def publish(self, producer: str, output: str, value: Any) -> bool:
+        """A value output has a value: keep it, and wake who watches it. False when it is the one it had."""
+        if not isinstance(value, Dropped):
+            if (producer, output) in self.latest and self.latest[producer, output] == value:
+                return False
+            self.latest[producer, output] = value
+        for fold in self.all.values():
+            for watch in fold.hop.watches:
+                if (watch.producer, watch.output) == (producer, output):
+                    if watch.mode == "event":
+                        fold.events.append((watch.port, value))
+                    else:
+                        fold.changed = True
+        return True
+
+    def wake_all(self) -> None:
+        """Something happened that gives credit; every fold may look."""
+        for fold in self.all.values():
+            fold.changed = True
+
+    def unread(self, producer: str) -> int:
+        """Rows of a fold that wait in the queues of others."""
+        return sum(
+            len(fold.queues[watch.port])
+            for fold in self.all.values()
+            for watch in fold.hop.watches
+            if watch.producer == producer and watch.mode == "queue"
+        )
+
+    def waiting(self) -> dict[str, int]:
+        """Rows queued for each fold that has any."""
+        counts = {name: sum(map(len, fold.queues.values())) for name, fold in self.all.items()}
+        return {name: n for name, n in counts.items() if n}
+
+
+def _make(hop: Hop, resources: Mapping[str, Any]) -> Fold:
+    spec, fixed = fill(hop, resources)
+
+    def room(state: Any) -> int:
+        return spec.facts.room(state, **fixed) if spec.facts.room is not None else 1
+
+    queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
+    return Fold(hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues)

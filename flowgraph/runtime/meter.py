@@ -1,0 +1,63 @@
+"""What a run measures of itself: payload bytes by port, seconds by owner, and one record a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowgraph.runtime.ledger import Counts
+from flowgraph.runtime.rows import Record
+
+
+class Meter:
+    """Totals since the start. Bytes are counted where they are read and written, by whoever did it."""
+
+    def __init__(self, owners: Sequence[str]) -> None:
+        self.read: dict[str, int] = {}
+        self.wrote: dict[str, int] = {}
+        self.busy = dict.fromkeys(owners, 0.0)
+        self.start()
+
+    def start(self) -> None:
+        """The clock of the first step begins now."""
+        self.began = self.step_began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.began, 3)
+
+    def count(self, hop: str, read: Mapping[str, int], wrote: Mapping[str, int]) -> None:
+        for total, one in ((self.read, read), (self.wrote, wrote)):
+            for name, n in one.items():
+                total[f"{hop}.{name}"] = total.get(f"{hop}.{name}", 0) + n
+
+    def step(self, record: Record, members: Sequence[Record], counts: Counts) -> dict[str, Any]:
+        """The record of a step that is over: its size, speed and lag, the ledger, and every hop's scalars.
+
+        Scalars of a trajectory's hops are averaged over the trajectories that have them.
+        """
+        now = time.monotonic()
+        tokens = sum(one.row.dims.get("token", 0) for one in members)
+        lags = [record.row.key - one.row.tag for one in members]
+        took, self.step_began = now - self.step_began, now
+        return {
+            "step": record.row.key + 1,
+            "seconds": self.seconds,
+            "step_seconds": round(took, 3),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / max(1e-9, took), 1),
+            "lag_mean": sum(lags) / max(1, len(lags)),
+            "lag_max": max(lags, default=0),
+            "in_flight": counts.in_flight,
+            "ready": counts.ready,
+            "dropped": sum(counts.dropped.values()),
+            **_mean([one.scalars for one in members]),
+            **record.scalars,
+        }
+
+
+def _mean(scalars: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in scalars for name in one)
+    values = {name: [one[name] for one in scalars if name in one] for name in names}
+    return {name: sum(v) / len(v) for name, v in values.items()}

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -14,7 +14,7 @@ from flowgraph.errors import Diagnostic, FlowgraphError
 from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.spec.render import render
 
-OK, FINDINGS, USAGE = 0, 1, 2
+FINDINGS, INTERRUPTED = 1, 130  # and 2 for wrong usage, which click gives
 GRAPH = click.argument("graph", type=click.Path())
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value of the graph."
@@ -166,7 +166,12 @@ def _measured(run_dir: str | None) -> Any:
 )
 @click.option("--live/--plain", default=None, help="A live table or plain lines; default: by the terminal.")
 def run(
-    graph: str, overrides: tuple[str, ...], executor: str, steps: int | None, runs: str, live: bool | None
+    graph: str,
+    overrides: tuple[str, ...],
+    executor: Literal["processes", "inproc"],
+    steps: int | None,
+    runs: str,
+    live: bool | None,
 ) -> None:
     """Run GRAPH to its last step. Everything about the run goes to RUNS/<graph>/<id>/."""
     if steps is not None:
@@ -183,12 +188,12 @@ def run(
             loaded.root.plain(),
             executor=executor,
             runs=runs,
-            live=live,  # type: ignore[arg-type]
+            live=live,
             diagram=lambda plan: drawing(plan, format="svg"),
         )
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     click.echo(f"{done.steps} steps in {done.seconds:.0f} s; everything is in {done.directory}")
 
 

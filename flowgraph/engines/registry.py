@@ -29,4 +29,6 @@ def create_engine(options: EngineOptions, model_dir: str, *, context: int, threa
     """Load the engine. context: the longest prompt plus the longest response, in tokens."""
     from flowgraph.engines.transformers import TransformersEngine
 
-    return TransformersEngine(model_dir, slots=options.slots, context=context, dtype=options.dtype, threads=threads)
+    return TransformersEngine(
+        model_dir, slots=options.slots, context=context, dtype=options.dtype, threads=threads
+    )

@@ -80,7 +80,7 @@ def _direct(producer: Node, port: Port, column: str) -> Port | None:
     outputs = (*producer.spec.outputs, *producer.spec.columns)
     if port.kind == "rows":
         rows = [p for p in outputs if p.kind == "rows" and column in ("", p.name)]
-        if not rows and producer.spec.facts.kind != "fold" and not column and port.mode != "latest":
+        if not rows and _works_on_rows(producer) and not column and port.mode != "latest":
             return Port(
                 name="rows", kind="rows", row_kind=port.row_kind
             )  # its own rows, checked by kind later
@@ -95,6 +95,12 @@ def _direct(producer: Node, port: Port, column: str) -> Port | None:
     return next((p for p in outputs if p.name == column), None) if column else None
 
 
+def _works_on_rows(node: Node) -> bool:
+    """Whether a hop's own rows can be handed on: it is no fold, and more than events fire it."""
+    flows = any(p.mode != "event" and p.kind != "value" for p in node.spec.inputs)
+    return node.spec.facts.kind != "fold" and flows
+
+
 def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
     """Find the writer of every column; a binding without one is reported, and left out unless another was meant."""
     for node in graph.nodes.values():
@@ -106,6 +112,7 @@ def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
                 meant: str | None = name or binding.port.name
                 if meant not in known:
                     if graph.doubtful(graph.nodes[binding.via]):
+                        graph.broken.add(node.name)
                         continue
                     found.append(_no_column(node, binding, known))
                     meant = surely(name or binding.port.name, known)

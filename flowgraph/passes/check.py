@@ -9,7 +9,6 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes.check_owners import check_lifetimes, check_owners, check_single_writer
 from flowgraph.passes.check_rates import (
     check_capacity,
-    check_cycles,
     check_lag,
     check_rows,
     check_staleness,
@@ -25,7 +24,6 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_owners,
     check_single_writer,
     check_lifetimes,
-    check_cycles,
     check_lag,
     check_staleness,
     check_rows,

@@ -1,4 +1,4 @@
-"""FG4xx: rows are of the kind that their reader takes, every cycle is delayed, the lag is bounded, steps are made."""
+"""FG4xx: rows are of the kind that their reader takes, the lag is bounded, steps are made. Cycles: `cycles.py`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,10 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
-from flowgraph.passes.cycles import undelayed
 from flowgraph.passes.fixed import fixed, fixed_value
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.spec.config import build_config
 from flowgraph.spec.types import ROW_KINDS
-
-
-def check_cycles(graph: Graph) -> Iterator[Diagnostic]:
-    """FG401: every cycle of the ring has a seam that declares a delay, and it is one that can be delayed."""
-    for node in graph.nodes.values():
-        for binding in node.bindings:
-            if binding.decl.delay and binding.flows:
-                message = f"{node.name} reads {binding.port.name} as rows, and only a value that is sampled can be delayed"
-                help = "remove delay:, or delay the version that the cycle leads back"
-                yield Diagnostic("FG401", binding.decl.place, message, help)
-    for cycle in undelayed(graph):
-        first = min(cycle.back, key=lambda b: b.decl.place)
-        if not any(b.decl.delay for b in cycle.back):
-            message = f"the cycle {' → '.join(cycle.hops)} has no delay"
-            help = (
-                f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
-            )
-            yield Diagnostic("FG401", first.decl.place, message, help)
 
 
 def check_lag(graph: Graph) -> Iterator[Diagnostic]:
@@ -97,14 +78,14 @@ def check_rows(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         for binding in node.bindings:
             producer, via = graph.nodes[binding.producer], graph.nodes[binding.via]
-            if graph.doubtful(via) or graph.doubtful(node):
+            if graph.doubtful(via):
                 continue
             if binding.port.kind == "rows" and via.kind != binding.port.row_kind:
                 wanted = binding.port.row_kind
                 message = f"{binding.via} makes {via.kind or 'no'} rows, but {node.name} takes {wanted} rows"
                 help = f"feed {binding.port.name} from a hop that makes {wanted} rows"
                 yield Diagnostic("FG403", binding.decl.place, message, help)
-            elif binding.is_column and _is_later(producer, node):
+            elif binding.is_column and _is_later(producer, node) and not graph.doubtful(node):
                 what = f"{binding.producer}.{binding.source.name if binding.source else ''}"
                 message = f"{node.name} works on {node.kind} rows, but {what} exists once a {producer.kind}"
                 yield Diagnostic(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import msgspec
 
+from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph
 
 
@@ -34,6 +36,28 @@ def undelayed(graph: Graph) -> list[Cycle]:
         start = hops.index(back[1])
         cycles.append(Cycle([*hops[start:-1], *hops[:start], back[1]], edges.pop(back)))
     return cycles
+
+
+def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
+    """FG401: every cycle of the ring has a seam that declares a delay, and it is one that can be delayed.
+
+    It comes before columns are bound, because along a cycle they can't be found.
+    """
+    for node in graph.nodes.values():
+        for binding in node.bindings:
+            if binding.decl.delay and binding.flows:
+                what = f"{node.name} reads {binding.port.name} as rows"
+                message = f"{what}, and only a value that is sampled can be delayed"
+                help = "remove delay:, or delay the version that the cycle leads back"
+                yield Diagnostic("FG401", binding.decl.place, message, help)
+    for cycle in cycles:
+        first = min(cycle.back, key=lambda b: b.decl.place)
+        if not any(b.decl.delay for b in cycle.back):
+            message = f"the cycle {' → '.join(cycle.hops)} has no delay"
+            help = (
+                f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
+            )
+            yield Diagnostic("FG401", first.decl.place, message, help)
 
 
 def _ledger(graph: Graph, binding: Binding) -> bool:

@@ -6,9 +6,9 @@ import pkgutil
 import sys
 
 from flowgraph.errors import Diagnostic
-from flowgraph.ir.graph import Graph, Node, later
+from flowgraph.ir.graph import Binding, Graph, Node, later
 from flowgraph.passes.bind import bind, bind_columns
-from flowgraph.passes.cycles import undelayed
+from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
 from flowgraph.spec.config import import_object
 from flowgraph.spec.graphfile import GraphFile, HopDecl
@@ -32,12 +32,14 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         graph.nodes[name] = Node(name, spec, decl.place, owner, config, capacity=decl.capacity)
     for node in graph.nodes.values():
         bind(graph, node, found)
-    back = {id(binding) for cycle in undelayed(graph) for binding in cycle.back}
+    cycles = undelayed(graph)
+    found += check_cycles(graph, cycles)
+    back = {id(binding) for cycle in cycles for binding in cycle.back}
+    _infer_kinds(graph, back)
     for node in graph.nodes.values():
-        if any(id(b) in back and b.port.kind != "value" for b in node.bindings):
+        if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
-    _infer_kinds(graph, back)
     _place_free(graph)
     return graph, found
 
@@ -88,6 +90,15 @@ def _infer_kinds(graph: Graph, back: set[int]) -> None:
                     node.kind = later(node.kind, graph.nodes[binding.via].kind)
         if before == [n.kind for n in free]:
             return
+
+
+def _wrong_rows(graph: Graph, binding: Binding) -> bool:
+    """Whether a row stream is of another kind than its reader takes, which the check reports."""
+    return (
+        binding.port.kind == "rows"
+        and binding.flows
+        and graph.nodes[binding.via].kind != binding.port.row_kind
+    )
 
 
 def _place_free(graph: Graph) -> None:

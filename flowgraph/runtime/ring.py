@@ -54,7 +54,12 @@ class Ring:
     """
 
     def __init__(
-        self, plan: Plan, executor: Executor, models: Mapping[str, str], fds: Mapping[str, int], observer: Observer
+        self,
+        plan: Plan,
+        executor: Executor,
+        models: Mapping[str, str],
+        fds: Mapping[str, int],
+        observer: Observer,
     ) -> None:
         self.plan, self.executor, self.observer = plan, executor, observer
         self.inbox: deque[tuple[str, FromWorker]] = deque()
@@ -68,7 +73,9 @@ class Ring:
         workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
         self.ready: dict[str, deque[Record]] = {n: deque() for n, h in workers.items() if h.rows}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
-        self.step_hops = {n for n, h in plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)}
+        self.step_hops = {
+            n for n, h in plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)
+        }
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
         self.steps_done = 0
@@ -214,7 +221,11 @@ class Ring:
         row = record.row
         for name, queue in self.ready.items():
             other = self.plan.hops[name]
-            if other.rows != row.kind or hop not in other.trigger or not record.given.issuperset(other.trigger):
+            if (
+                other.rows != row.kind
+                or hop not in other.trigger
+                or not record.given.issuperset(other.trigger)
+            ):
                 continue
             if (row.key + 1) % other.every == 0:
                 queue.append(record)
@@ -272,7 +283,9 @@ class Ring:
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
         omit = [c for c in tensors if all((row.key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))]
-        self._send(hop, record, None, Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, tuple(omit)))
+        self._send(
+            hop, record, None, Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, tuple(omit))
+        )
 
     def _fire_on(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")

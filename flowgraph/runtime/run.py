@@ -98,9 +98,7 @@ def run_graph(
             workers.stop(grace)
             view.close()
             seconds = time.monotonic() - began
-            run_dir.seams(
-                Measured(ring.steps_done, ring.meter.read, ring.meter.wrote, workers.control_bytes)
-            )
+            run_dir.seams(Measured(ring.steps_done, ring.meter.read, ring.meter.wrote, workers.control_bytes))
             run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.meter.busy, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds)

@@ -147,7 +147,7 @@ def _size(reader: Reader, name: str, node: Located) -> Size:
         size = reader.convert(node, Size, what, Size(1, 1))
     elif isinstance(node.value, int) and not isinstance(node.value, bool):
         size = Size(mean=node.value, max=node.value)
-    elif node.partial:
+    elif node.unread:
         size = Size(1, 1)
     else:
         help = f"write {name}: 8, or {name}: {{mean: 4, max: 8}}"

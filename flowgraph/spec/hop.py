@@ -150,13 +150,7 @@ def read_spec(use: str, function: Any) -> HopSpec:
     if not isinstance(facts, Facts):
         raise HopTypeError(f"{use} is no hop", "decorate the function with @flowgraph.hop, @fold or @effect")
     _check_facts(use, facts)
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # annotations are evaluated here, and may be any expression
-        what = f"an annotation of {use} can't be read: {type(error).__name__}: {error}"
-        raise HopTypeError(
-            what, "import the name at the top of the module, not under TYPE_CHECKING"
-        ) from error
+    hints = _hints(use, function)
     inputs: list[Port] = []
     params: list[Param] = []
     state = None
@@ -195,6 +189,17 @@ def read_spec(use: str, function: Any) -> HopSpec:
         place,
         inspect.getdoc(function) or "",
     )
+
+
+def _hints(use: str, function: Any) -> dict[str, Any]:
+    """The annotations, evaluated; they may be any expression, and so raise anything."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        what = f"an annotation of {use} can't be read: {type(error).__name__}: {error}"
+        raise HopTypeError(
+            what, "import the name at the top of the module, not under TYPE_CHECKING"
+        ) from error
 
 
 def _check_facts(use: str, facts: Facts) -> None:

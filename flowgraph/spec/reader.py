@@ -71,7 +71,7 @@ class Reader:
             return {}, True
         if isinstance(node.value, dict):
             return node.value, not node.partial
-        if not node.partial:
+        if not node.unread:
             help = f"write {what} as `key: value` lines"
             self.error("FG106", node.place, f"{what} must be a mapping, not {shown(node)}", help)
         return {}, False

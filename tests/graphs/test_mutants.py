@@ -26,6 +26,7 @@ def answer(path: Path, text: str, overrides: tuple[str, ...] = ()) -> Loaded:
     loaded = load(str(path), overrides)
     if not loaded.diagnostics:
         assert loaded.graph is not None
+        assert not loaded.graph.broken
         plan = lower(loaded.graph)
         assert from_json(to_json(plan)) == plan
     for d in loaded.diagnostics:

@@ -66,8 +66,19 @@ def test_a_hop_that_reads_itself_is_a_cycle(tmp_path: Path) -> None:
 
 def test_rows_can_not_be_delayed(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: {from: count, delay: 1}")) == ["FG401 count"]
-    hops = RING.replace("trajectory: split", "trajectory: {from: batch, delay: 1}")
-    assert codes(tmp_path, hops) == ["FG401 batch"]
+    hops = RING.replace("key: batch", "key: {from: total, delay: 1}")
+    assert codes(tmp_path, hops) == ["FG401 total"]
+
+
+def test_rows_of_the_wrong_kind_do_not_make_everything_behind_them_wrong(tmp_path: Path) -> None:
+    pool = f"  pool: {{use: {SMALL}.pool, in: {{trajectory: split}}, with: {{places: 8}}}}\n"
+    hops = RING.replace("small.batch, in: {trajectory: split}", "small.batch_of_waiting, in: {waiting: pool}")
+    hops = hops.replace("  batch:", pool + "  batch:")
+    assert codes(tmp_path, hops) == []
+    for other, code in (("sync", "FG401"), ("source", "FG109"), ("nobody", "FG108")):
+        assert codes(tmp_path, hops.replace("trajectory: split", f"trajectory: {other}")) == [
+            f"{code} {other}"
+        ]
 
 
 def test_one_missing_owner_is_one_finding_however_many_hops_have_the_role(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The same GRPO job on flowgraph and on TRL's GRPOTrainer, one after the other, in one go.
 
 `python bench/quickstart_vs_trl.py [--steps 8] [--rounds 3]` needs `pip install trl`. Same model directory, prompts,
-samples (4 prompts × 4 generations), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
+samples (4 × 4), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
 Rounds alternate, so that what else the machine does falls on both; figures are medians over all steps but the first
 of each round. Peak memory is the sum of the resident memory of all processes of a run, shared pages once.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from flowgraph.audit.measured import Measured
+from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, Seam, SeamField
 
 

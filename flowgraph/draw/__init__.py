@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from flowgraph.audit.audit import audit
-from flowgraph.audit.measured import Measured
 from flowgraph.draw.mermaid import to_mermaid
 from flowgraph.draw.svg import to_svg
+from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
 
 Format = Literal["svg", "mermaid"]

@@ -15,19 +15,10 @@ import pytest
 from tests.runtime.harness import TOY, only_run, summary
 
 
-def start(tmp_path: Path) -> subprocess.Popen[str]:
+def start(tmp_path: Path, executor: str = "processes") -> subprocess.Popen[str]:
     """A run that would take minutes, in a session of its own, as a terminal would start it."""
-    command = [
-        sys.executable,
-        "-m",
-        "flowgraph.cli",
-        "run",
-        TOY,
-        "--runs",
-        str(tmp_path),
-        "--set",
-        "run.steps=100000",
-    ]
+    command = [sys.executable, "-m", "flowgraph.cli", "run", TOY, "--runs", str(tmp_path), "--executor", executor]
+    command += ["--set", "run.steps=100000"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -89,13 +80,17 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, moment: float, how: 
             assert summary(directory)["steps"] == sum("lag_max" in json.loads(line) for line in lines)
 
 
+@pytest.mark.parametrize("executor", ["processes", "inproc"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_in_its_middle_keeps_its_metrics(tmp_path: Path, how: signal.Signals) -> None:
-    process = start(tmp_path)
+def test_a_run_that_is_ended_in_its_middle_keeps_its_metrics(
+    tmp_path: Path, how: signal.Signals, executor: str
+) -> None:
+    process = start(tmp_path, executor)
     await_steps(tmp_path)
     os.kill(process.pid, how)
-    process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=20)
     await_end(process.pid)
+    assert "Traceback" not in output
     directory = only_run(tmp_path)
     lines = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
     assert any("lag_max" in line for line in lines)

@@ -309,11 +309,12 @@ class Ring:
         hop = self.plan.hops[firing.hop]
         self.meter.busy[hop.owner] += message.seconds
         self.meter.count(hop.name, message.read, message.wrote)
-        scalars = {f"{hop.name}.{key}": value for key, value in message.scalars.items()}
+        named = {**message.scalars, "seconds": round(message.seconds, 4)}
+        scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         if firing.record is not None:
             firing.record.scalars.update(scalars)
             self._give(firing.record, hop.name, firing.lease, message.sizes)
-        elif scalars:
+        else:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
         for output, value in message.values.items():
             self._publish(hop.name, output, value)

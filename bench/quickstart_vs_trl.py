@@ -1,12 +1,13 @@
 """The same GRPO job on flowgraph and on TRL's GRPOTrainer, one after the other, in one go.
 
 `python bench/quickstart_vs_trl.py [--steps 8] [--rounds 3]` needs `pip install trl`. Same model directory, prompts,
-samples (4 × 4), lengths (32 new tokens at most), dtype (bfloat16), reward function and optimiser rate.
-Rounds alternate, so that what else the machine does falls on both; figures are medians over all steps but the first
-of each round. The prompts are plain text that a model seldom ends early, so that lengths are equal.
+samples (4 × 4), lengths (32 new tokens; plain-text prompts that a model seldom ends early), dtype (bfloat16), reward
+function and optimiser rate. Rounds alternate, so that what else the machine does falls on all; figures are medians
+of rounds, over all steps but the first.
 
-flowgraph runs the job twice: `max_lag 0`, synchronous as TRL is, and `max_lag 1`, where the next batch is sampled while
-this one is trained on, so that rows are one version old. Peak memory is the sum of the resident memory of all processes of a run, shared pages once.
+flowgraph runs the job twice: `max_lag 0`, synchronous as TRL is, and `max_lag 1`, where the next batch is sampled
+while this one is trained on, so that rows are one version old. Peak memory is the sum of the resident memory of all
+processes of a run, shared pages once.
 """
 
 from __future__ import annotations
@@ -81,19 +82,14 @@ def pss(pid: int) -> int:
 
 
 def run_flowgraph(work: Path, steps: int, max_lag: int) -> dict[str, float]:
-    command = [
-        sys.executable,
-        "-m",
-        "flowgraph.cli",
-        "run",
-        str(ROOT / "bench/vs_trl.yaml"),
-        "--plain",
-        "--steps",
-        str(steps),
-    ]
+    command = [sys.executable, "-m", "flowgraph.cli", "run", str(ROOT / "bench/vs_trl.yaml"), "--plain"]
+    command += ["--steps", str(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [*command, "--runs", "runs"], cwd=work, env=environment, stdout=subprocess.DEVNULL
+        [*command, "--runs", "runs", "--set", f"hops.dispatch.in.version.max_lag={max_lag}"],
+        cwd=work,
+        env=environment,
+        stdout=subprocess.DEVNULL,
     )
     memory = PeakMemory(process.pid)
     memory.start()

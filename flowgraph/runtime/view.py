@@ -35,6 +35,12 @@ def shown(plan: Plan, record: dict[str, Any]) -> dict[str, str]:
     return out | {LABELS[name]: _number(record[name]) for name in ALWAYS if name in record}
 
 
+def shown_event(plan: Plan, record: dict[str, Any]) -> dict[str, str]:
+    """Name → text of what an event shows: those of the graph's `run.show` that it has, else all."""
+    names = [name for name in plan.run.show if name in record] or [name for name in record if "." in name]
+    return {name: _number(record[name]) for name in names}
+
+
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
@@ -52,7 +58,7 @@ class PlainView:
         print(f"step {record['step']:>3}/{self.plan.run.steps}  {values}  {clock}", flush=True)
 
     def event(self, record: dict[str, Any]) -> None:
-        values = "  ".join(f"{name} {_number(value)}" for name, value in record.items() if "." in name)
+        values = "  ".join(f"{name} {text}" for name, text in shown_event(self.plan, record).items())
         print(f"  after step {record['step']}: {values}", flush=True)
 
     def note(self, text: str) -> None:
@@ -101,7 +107,7 @@ class LiveView:
         self.live.update(self._render())
 
     def event(self, record: dict[str, Any]) -> None:
-        values = "  ".join(f"{name} {_number(value)}" for name, value in record.items() if "." in name)
+        values = "  ".join(f"{name} {text}" for name, text in shown_event(self.plan, record).items())
         self.live.console.print(f"after step {record['step']}: {values}")
 
     def note(self, text: str) -> None:

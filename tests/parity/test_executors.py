@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.runtime.harness import timeless
+
 ROOT = Path(__file__).parents[2]
 PROBE = (
     "hops.probe={use: tests.parity.probe.fingerprint, in: {tokens: batch, logprobs: batch, response_mask: batch, "
     "score: reward, advantages: advantage}}"
 )
-CLOCK = ("seconds", "step_seconds", "tokens_per_second", "in_flight", "ready")
 
 
 def quickstart(runs: Path, executor: str) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def quickstart(runs: Path, executor: str) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stdout + done.stderr
     (directory,) = (runs / "quickstart").iterdir()
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in CLOCK} for line in lines]
+    return [timeless(json.loads(line)) for line in lines]
 
 
 def test_tokens_rewards_advantages_and_losses_are_equal_bit_for_bit(smollm2: str, tmp_path: Path) -> None:

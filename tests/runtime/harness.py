@@ -26,10 +26,12 @@ def metrics(directory: str) -> list[dict[str, Any]]:
 
 def steps(directory: str) -> list[dict[str, Any]]:
     """The step records, without what depends on the clock or on the order of arrival."""
-    timed = ("seconds", "step_seconds", "tokens_per_second", "in_flight", "ready")
-    return [
-        {k: v for k, v in one.items() if k not in timed} for one in metrics(directory) if "lag_max" in one
-    ]
+    return [timeless(one) for one in metrics(directory) if "lag_max" in one]
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    timed = ("tokens_per_second", "in_flight", "ready")
+    return {k: v for k, v in record.items() if k not in timed and not k.endswith("seconds")}
 
 
 def summary(directory: str) -> dict[str, Any]:

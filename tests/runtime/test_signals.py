@@ -17,18 +17,8 @@ from tests.runtime.harness import TOY, only_run, summary
 
 def start(tmp_path: Path, executor: str = "processes") -> subprocess.Popen[str]:
     """A run that would take minutes, in a session of its own, as a terminal would start it."""
-    command = [
-        sys.executable,
-        "-m",
-        "flowgraph.cli",
-        "run",
-        TOY,
-        "--runs",
-        str(tmp_path),
-        "--executor",
-        executor,
-    ]
-    command += ["--set", "run.steps=100000"]
+    command = [sys.executable, "-m", "flowgraph.cli", "run", TOY, "--runs", str(tmp_path)]
+    command += ["--executor", executor, "--set", "run.steps=100000"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

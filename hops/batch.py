@@ -12,7 +12,10 @@ from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
 
 
 class Counter(msgspec.Struct):
+    """dead: uid of a dropped group → how many of its members are yet to come."""
+
     batch_id: int = 0
+    dead: dict[int, int] = {}
 
 
 class Step(NamedTuple):
@@ -41,14 +44,25 @@ def oldest_first(
 
     A trajectory's lag is batch_id − its tag; a group is as old as its oldest member, ties go by arrival of its last.
     A group with a member beyond `max_lag` is dropped whole (reason "stale"), because a baseline over the rest
-    would be biased. Rows are laid out in order of dispatch, so a batch does not depend on who finished first.
+    would be biased; members that come later are dropped as they come. Rows are laid out in order of dispatch, so a
+    batch does not depend on who finished first.
     """
     members: dict[int, list[Row]] = {}
     for row in ready:
         members.setdefault(row.uid, []).append(row)
     lag = {row.key: state.batch_id - row.tag for row in ready}
-    stale = [uid for uid, rows in members.items() if max(lag[row.key] for row in rows) > max_lag]
-    dropped = [Dropped(row, "stale") for uid in stale for row in members.pop(uid)]
+    stale = [
+        uid
+        for uid, rows in members.items()
+        if uid in state.dead or max(lag[row.key] for row in rows) > max_lag
+    ]
+    dropped = []
+    for uid in stale:
+        rows = members.pop(uid)
+        dropped += [Dropped(row, "stale") for row in rows]
+        state.dead[uid] = state.dead.get(uid, samples) - len(rows)
+        if not state.dead[uid]:
+            del state.dead[uid]
     arrival = {row.key: i for i, row in enumerate(ready)}
     whole = [rows for rows in members.values() if len(rows) == samples]
     whole.sort(key=lambda rows: (min(row.tag for row in rows), max(arrival[row.key] for row in rows)))

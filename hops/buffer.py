@@ -25,7 +25,8 @@ def _capacity(capacity: int | None, groups: int, samples: int, max_lag: int) -> 
 
 
 def _room(state: Ready, *, capacity: int | None, groups: int, samples: int, max_lag: int) -> int:
-    return _capacity(capacity, groups, samples, max_lag) - len(state.rows)
+    """What was sampled is never kept out: one that waits for room may be just the one that completes a batch."""
+    return max(1, _capacity(capacity, groups, samples, max_lag) - len(state.rows))
 
 
 def _validate(*, capacity: int | None = None) -> None:
@@ -46,6 +47,8 @@ def ready(
     capacity: int | None = None,
 ) -> Buffered:
     """Hold finished trajectories. Nothing is evicted: when the buffer is full, dispatch sends no more.
+
+    `finished` of dispatch and `trajectory` here want the same hop: what is at neither is not counted.
 
     capacity: trajectories, in flight ones included; default (max_lag + 1)·B.
     Gives `ready`, all that wait in order of arrival, and `free`, how many may be in flight.

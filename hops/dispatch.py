@@ -48,7 +48,12 @@ def _room(state: InFlight, **_: object) -> int:
     return 0 if state.group is not None else 1
 
 
-@fold(lifetime="consumed", expand=("group", "trajectory"), room=_room)
+def _validate(*, target: int | None = None) -> None:
+    if target is not None and target < 1:
+        raise ValueError(f"target must be at least 1, not {target}")
+
+
+@fold(lifetime="consumed", expand=("group", "trajectory"), room=_room, validate=_validate)
 def watermark(
     state: InFlight,
     group: Annotated[Row | None, Rows("group")],

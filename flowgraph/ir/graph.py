@@ -140,6 +140,12 @@ def collects(producer: Node, reader: Node) -> bool:
     return reader.kind == "step" and producer.kind != "step"
 
 
+def repeats(source: Port, producer: Node, port: Port, reader: Node) -> bool:
+    """Whether a value without dims is read once a leaf of a trajectory, be it its group's or its own."""
+    leaves = tuple(map(str, port.shape)) == ("leaf",)
+    return not source.shape and leaves and (reader.kind == "trajectory" or collects(producer, reader))
+
+
 def is_offsets(dim: Expr) -> bool:
     """`x+1` holds the bounds of x ranges, which shift when rows are joined."""
     terms = dict(dim.terms)

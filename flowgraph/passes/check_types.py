@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
-from flowgraph.ir.graph import Binding, Graph, Node, collects, joins
+from flowgraph.ir.graph import Binding, Graph, Node, collects, joins, repeats
 from flowgraph.passes.sizes import evaluate, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
@@ -71,13 +71,15 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
 def shapes_fit(graph: Graph, source: Port, producer: Node, port: Port, reader: Node) -> bool:
     """Whether one value of `source` for every row reads as `port`.
 
-    Read row by row, dims are equal. Collected over rows, a value without dims becomes one a trajectory or one a leaf,
-    and values along leaves or tokens are joined.
+    A trajectory's value without dims, or its group's, may be read once a leaf. Else, read row by row, dims are equal.
+    Collected over rows, a value without dims becomes one a trajectory, and values along leaves or tokens are joined.
     """
+    if repeats(source, producer, port, reader):
+        return True
     if not collects(producer, reader):
         return _equal(graph, source.shape, port.shape)
     if not source.shape:
-        return len(port.shape) == 1 and str(port.shape[0]) in ("leaf", "trajectory")
+        return tuple(map(str, port.shape)) == ("trajectory",)
     return joins(source.shape[0]) and _equal(graph, source.shape, port.shape)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Sequence
 
 from flowgraph.errors import CheckError
-from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets
+from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repeats
 from flowgraph.models import facts
 from flowgraph.passes.fixed import fixed
 from flowgraph.passes.pipeline import load
@@ -18,6 +19,7 @@ from flowgraph.plan.seams import seams
 from flowgraph.spec.dims import parse
 from flowgraph.spec.ports import Port
 
+FRAME = 8  # bytes around one text, and around a list of values
 OVERHEAD = 64  # room to align a set of tensors inside a block
 
 
@@ -95,7 +97,7 @@ def _hop(graph: Graph, node: Node) -> Hop:
         reads=tuple(_read(graph, node, b) for b in node.bindings if b.is_column),
         watches=tuple(_watch(b) for b in node.bindings if not b.is_column),
         trigger=_trigger(graph, node),
-        outputs={p.name: p.kind for p in spec.outputs},
+        outputs={p.name: _output(p) for p in spec.outputs},
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
         config=node.config,
         bound=fixed(graph, node),
@@ -104,10 +106,15 @@ def _hop(graph: Graph, node: Node) -> Hop:
         slots=slots(graph, node) if written else 0,
         block_bytes=aligned(block, 64),
         queue=_queue(graph, node),
-        every=max((b.decl.every for b in node.bindings if b.port.mode == "queue"), default=1),
+        every=_every(graph, node),
         place=str(spec.place),
         doc=spec.doc,
     )
+
+
+def _output(port: Port) -> str:
+    """What becomes of an output: rows that are made differ from those that are only shown."""
+    return "latest" if port.kind == "rows" and port.mode == "latest" else port.kind
 
 
 def _queue(graph: Graph, node: Node) -> int:
@@ -147,6 +154,10 @@ def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]
         total = sum(tensor_bytes(t) for t in tensors)
         return float(total), total
     mean, bound = (value_bytes(port, node.kind, graph.dims, which) for which in ("mean", "max"))
+    if port.kind == "text" or (
+        port.kind == "json" and port.shape
+    ):  # quotes, commas, lengths: around each value
+        bound += FRAME * (1 + bound / max(1, port.max))
     return mean, int(bound)
 
 
@@ -182,11 +193,12 @@ def _read(graph: Graph, node: Node, binding: Binding) -> Read:
     assert binding.source is not None
     producer = graph.nodes[binding.producer]
     gather: Gather = "same"
-    if collects(producer, node):
-        if not binding.source.shape:
-            gather = "repeat" if binding.port.shape and str(binding.port.shape[0]) == "leaf" else "each"
-        else:
-            gather = "offsets" if is_offsets(binding.source.shape[0]) else "concat"
+    if repeats(binding.source, producer, binding.port, node):
+        gather = "repeat"
+    elif collects(producer, node) and not binding.source.shape:
+        gather = "each"
+    elif collects(producer, node):
+        gather = "offsets" if is_offsets(binding.source.shape[0]) else "concat"
     return Read(binding.port.name, binding.producer, binding.source.name, binding.via, gather)
 
 
@@ -209,6 +221,14 @@ def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
             if binding.port.mode == "queue" and other.kind == node.kind and gives_part and name not in names:
                 names.append(name)
     return tuple(names)
+
+
+def _every(graph: Graph, node: Node) -> int:
+    """Which rows a hop fires on: none that a hop before it skips."""
+    if node.spec.facts.kind == "fold":
+        return 1
+    own = [b.decl.every for b in node.bindings if b.port.mode == "queue"]
+    return math.lcm(*own, *(_every(graph, graph.nodes[name]) for name in _trigger(graph, node)))
 
 
 def _makes(node: Node) -> bool:

@@ -75,8 +75,9 @@ class Hop(msgspec.Struct, frozen=True):
     dims: the names whose sizes a block of its columns records, in order; bounds: the largest of each
     trigger: the hops that must have given a row their part before this one fires on it
     slots: blocks that its region of the arena holds; block_bytes: the bound of one
+    outputs: name → the port's kind, or "latest" for rows that are shown and not made
     queue: rows it has made that may wait unread (folds)
-    every: it fires on each every-th row only
+    every: it fires on each every-th row only, a multiple of that of every hop before it
     """
 
     name: str
@@ -173,6 +174,13 @@ class Plan(msgspec.Struct, frozen=True):
     owners: dict[str, Owner]
     hops: dict[str, Hop]
     seams: tuple[Seam, ...]
+
+    def workers(self, maker: str) -> frozenset[str]:
+        """A fold that makes rows, and every hop that works on them: all must be done before a row is handed on."""
+        found = {maker}
+        while more := {name for name, h in self.hops.items() if found.intersection(h.trigger)} - found:
+            found |= more
+        return frozenset(found)
 
     def readers(self, producer: str, column: str) -> list[tuple[Hop, Read]]:
         return [

@@ -39,7 +39,7 @@ def _field(graph: Graph, node: Node, binding: Binding, hops: dict[str, Hop]) -> 
     read = next(r for r in hops[node.name].reads if r.port == binding.port.name)
     # A group's value that every trajectory reads is read once a trajectory, by reference to one copy.
     finest = node.kind if read.gather == "same" else "trajectory"
-    every = binding.decl.every
+    every = hops[node.name].every
     mean = column.mean_bytes * rows_per_step(finest, graph.dims, "mean") / every
     bound = column.max_bytes * rows_per_step(finest, graph.dims, "max")
     priced = column.kind != "tensors" or bool(column.tensors)

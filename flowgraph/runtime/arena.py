@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from flowgraph.errors import RunError
 from flowgraph.plan.plan import Plan
@@ -39,14 +40,19 @@ def create(plan: Plan) -> dict[str, int]:
     return fds
 
 
-def _available() -> int:
+def _available(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this machine has, and the control group allows. Cached files give way, so they are not counted."""
     with open("/proc/meminfo") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            text = limit.read().strip()
-            return free if text == "max" else min(free, int(text) - int(used.read()))
-    except OSError:
+        limit, used = (
+            (cgroup / "memory.max").read_text().strip(),
+            int((cgroup / "memory.current").read_text()),
+        )
+        fields = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        cached = int(fields["inactive_file"])
+        return free if limit == "max" else min(free, int(limit) - used + cached)
+    except (OSError, KeyError):
         return free
 
 

@@ -7,7 +7,7 @@ must agree on every dim that two ports share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,15 +20,30 @@ from flowgraph.spec.dims import parse
 from flowgraph.spec.types import dtype_of
 
 
+class Inputs(NamedTuple):
+    """What a hop reads: values and bytes by port, and the size of every dim."""
+
+    values: dict[str, Any]
+    nbytes: dict[str, int]
+    sizes: dict[str, int]
+
+
 def write(
-    hop: Hop, values: Mapping[str, Any], view: memoryview, lease: int, omit: Sequence[str] = ()
+    hop: Hop,
+    values: Mapping[str, Any],
+    view: memoryview,
+    lease: int,
+    omit: Sequence[str] = (),
+    known: Mapping[str, int] | None = None,
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Write every column that somebody reads into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
+
+    known: sizes of dims in what the hop read, which its outputs must have too
 
     Raises PayloadError naming hop, column, what it is and what it should be.
     """
     raw: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
+    sizes = dict(known or {})
     for column in hop.written:
         omitted = column.name in omit
         value: Any = b"" if omitted else _raw(hop, column, values[column.name])
@@ -37,11 +52,11 @@ def write(
             _bind(hop, column, value.shape, sizes)
         else:
             size = (
-                sum(tensor_bytes(t) for t in column.tensors)
-                if column.kind == "tensors" and not omitted
-                else len(value)
+                len(value) if column.kind != "tensors" or omitted else sum(map(tensor_bytes, column.tensors))
             )
             sizes[f"#{column.name}"] = size
+            if column.shape:
+                _bind(hop, column, (len(values[column.name]),), sizes)
     _agree(hop.name, sizes)
     _within(hop, sizes)
     where = spans(hop, sizes)
@@ -62,7 +77,15 @@ def _raw(hop: Hop, column: Column, value: Any) -> Any:
         return array
     if column.kind == "tensors":
         return value
-    return msgspec.json.encode(value)
+    if column.shape and not isinstance(value, list | tuple):
+        text = f"hop {hop.name} gave {column.name} as {type(value).__name__}, and its port is {column.type}"
+        raise PayloadError(text, "give a list, one value a row")
+    if column.kind == "json":
+        return msgspec.json.encode(value)
+    if odd := [one for one in (value if column.shape else [value]) if not isinstance(one, str)]:
+        text = f"hop {hop.name} gave {column.name} as {type(odd[0]).__name__}, and its port is {column.type}"
+        raise PayloadError(text, "give text, or declare the port as Json")
+    return msgspec.msgpack.encode(value)  # as long as the text is, where JSON escapes it
 
 
 def _bind(hop: Hop, column: Column, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
@@ -82,9 +105,8 @@ def _agree(who: str, sizes: Mapping[str, int]) -> None:
             continue
         expr = parse(dim)
         if expr.names <= set(sizes) and expr.at({n: sizes[n] for n in expr.names}) != size:
-            raise PayloadError(
-                f"hop {who}: {dim} is {size} with {_show(sizes)}", "make the lengths agree in the hop"
-            )
+            text = f"hop {who}: {dim} is {size} with {_show({n: sizes[n] for n in sorted(expr.names)})}"
+            raise PayloadError(text, "make the lengths agree in the hop")
 
 
 def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
@@ -118,13 +140,8 @@ def _store(column: Column, value: Any, view: memoryview, lease: int, span: Span)
         view[start : start + span.nbytes] = value
 
 
-def read(
-    plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a hop's column inputs, and the bytes read by port.
-
-    Arrays are read-only, and not copied where one row is read.
-    """
+def read(plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]) -> Inputs:
+    """A hop's column inputs. Arrays are read-only, and not copied where one row is read."""
     values: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     nbytes: dict[str, int] = {}
@@ -141,7 +158,7 @@ def read(
                         f"make {one.producer} agree with the other ports' writers",
                     )
     _agree(hop.name, sizes)
-    return values, nbytes
+    return Inputs(values, nbytes, sizes)
 
 
 def _parts(producer: Hop, column: Column, blocks: Sequence[Block], view: memoryview) -> tuple[list[Any], int]:
@@ -161,7 +178,8 @@ def _parts(producer: Hop, column: Column, blocks: Sequence[Block], view: memoryv
 
             parts.append(read_tensors(column.tensors, view, start))
         else:
-            parts.append(msgspec.json.decode(view[start : start + span.nbytes]))
+            decode = msgspec.json.decode if column.kind == "json" else msgspec.msgpack.decode
+            parts.append(decode(view[start : start + span.nbytes]))
     return parts, total
 
 

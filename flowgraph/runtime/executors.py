@@ -21,7 +21,7 @@ from flowgraph.errors import DeadlineError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
 from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
-from flowgraph.runtime.worker import Worker
+from flowgraph.runtime.worker import Worker, failed
 
 
 class Executor(Protocol):
@@ -71,8 +71,11 @@ class InProcess:
             self.workers[owner] = Worker(plan, owner, models, arenas, lambda m, o=owner: self._reply(o, m))  # type: ignore[misc]
 
         async def start_all() -> None:
-            for worker in self.workers.values():
-                worker.start()
+            for owner, worker in self.workers.items():
+                try:
+                    worker.start()
+                except Exception as error:
+                    self._reply(owner, failed(-1, f"owner {owner} could not start", error))
 
         self.loop.run_until_complete(start_all())
 
@@ -105,6 +108,7 @@ class InProcess:
     def stop(self, grace: float) -> None:
         if self.loop.is_closed():
             return
+        self.loop.set_exception_handler(lambda loop, context: None)  # what a signal ended within is no news
         for worker in self.workers.values():
             self.loop.run_until_complete(worker.close())
         self.workers.clear()
@@ -154,9 +158,11 @@ class _Link:
         return frames, is_open
 
     def last_words(self) -> str:
-        """The end of the worker's log, for an error message."""
+        """The end of the worker's log, which may be large, for an error message."""
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+                lines = log.read().decode(errors="replace").strip().splitlines()[-5:]
         except OSError:
             return ""
         return "".join(f"\n    {line}" for line in lines)
@@ -244,11 +250,9 @@ class Processes:
             code = link.process.wait(2)
         except subprocess.TimeoutExpired:
             code = None
-        how = (
-            f"was killed by signal {-code}"
-            if code is not None and code < 0
-            else f"ended with exit code {code}"
-        )
+        how = "closed its connection" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code}"
         raise WorkerDied(
             f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}",
             f"see {link.log}",

@@ -1,14 +1,15 @@
 """The driver's folds: their states, what waits for each, and which one fires next.
 
-Events go before row queues, and queues before levels (`latest` values that changed), so a fold's ledger is up to date
-before another fold reads it. A queue is taken from only while the fold says that it has room.
+Row queues go before events, and events before levels (`latest` values that changed), so a fold's ledger is up to date
+before another fold reads it: a trajectory is in the buffer before dispatch counts it as finished. A queue is taken from
+only while the fold says that it has room.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -41,12 +42,12 @@ class Folds:
     def next(self, has_credit: Callable[[Hop], bool]) -> tuple[Fold, str, Any] | None:
         """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
         for fold in self.all.values():
-            if fold.events:
-                return fold, *fold.events.popleft()
-        for fold in self.all.values():
             for port, queue in fold.queues.items():
                 if queue and fold.room(fold.state) > 0:
                     return fold, port, queue.popleft()
+        for fold in self.all.values():
+            if fold.events:
+                return fold, *fold.events.popleft()
         for fold in self.all.values():
             if fold.changed and has_credit(fold.hop):
                 fold.changed = False
@@ -67,17 +68,23 @@ class Folds:
         except Exception as error:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
-        return dict(result._asdict()) if hasattr(result, "_asdict") else {"out": result}
+        values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
+        return {name: values[name] for name in fold.hop.outputs}
 
-    def offer(self, producer: str, row: Row) -> None:
-        """A hop gave a row its part: put the row where folds that watch the hop find it."""
+    def offer(self, producer: str, row: Row, through: Collection[str]) -> None:
+        """A hop gave a row its part: put the row where folds find it.
+
+        through: when every hop is done with the row, those hops, else none. Who watches a hop's rows as events learns
+        of them at once; a queue gets the row complete, so that what is taken from it can be trained, dropped and freed.
+        """
         for fold in self.all.values():
             for watch in fold.hop.watches:
-                if watch.producer == producer and watch.rows == row.kind:
-                    if watch.mode == "event":
-                        fold.events.append((watch.port, row))
-                    elif watch.mode == "queue":
-                        fold.queues[watch.port].append(row)
+                if watch.rows != row.kind:
+                    continue
+                if watch.mode == "event" and watch.producer == producer:
+                    fold.events.append((watch.port, row))
+                elif watch.mode == "queue" and watch.producer in through:
+                    fold.queues[watch.port].append(row)
 
     def publish(self, producer: str, output: str, value: Any) -> bool:
         """A value output has a value: keep it, and wake who watches it. False when it is the one it had."""
@@ -98,15 +105,6 @@ class Folds:
         """Something happened that gives credit; every fold may look."""
         for fold in self.all.values():
             fold.changed = True
-
-    def unread(self, producer: str) -> int:
-        """Rows of a fold that wait in the queues of others."""
-        return sum(
-            len(fold.queues[watch.port])
-            for fold in self.all.values()
-            for watch in fold.hop.watches
-            if watch.producer == producer and watch.mode == "queue"
-        )
 
     def waiting(self) -> dict[str, int]:
         """Rows queued for each fold that has any."""

@@ -8,8 +8,9 @@ import msgspec
 
 from flowgraph.errors import LedgerError
 
-Place = Literal["in flight", "ready", "consumed", "dropped"]
-MOVES: dict[Place, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
+Living = Literal["in flight", "ready"]
+Place = Literal[Living, "consumed", "dropped"]
+MOVES: dict[Living, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
 
 
 class Counts(msgspec.Struct):
@@ -23,10 +24,10 @@ class Counts(msgspec.Struct):
 
 
 class Ledger:
-    """Every trajectory's place. Each move is checked; `counts` is derived, so it can't drift."""
+    """The place of every trajectory that is not over. Each move is checked; what is over is counted, and forgotten."""
 
     def __init__(self) -> None:
-        self.place: dict[int, Place] = {}
+        self.place: dict[int, Living] = {}
         self.counts = Counts()
 
     def register(self, key: int) -> None:
@@ -43,15 +44,18 @@ class Ledger:
         at = self.place.get(key)
         if at is None or to not in MOVES.get(at, ()):
             raise LedgerError(
-                f"trajectory {key} can't become {to}: it is {at or 'unknown'}",
+                f"trajectory {key} can't become {to}: it is {at or 'over, or unknown'}",
                 "report which hop moved it twice",
             )
-        self.place[key] = to
         self._add(at, -1)
         if to == "dropped":
             self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
         else:
             self._add(to, 1)
+        if to == "in flight" or to == "ready":
+            self.place[key] = to
+        else:
+            del self.place[key]
 
     def _add(self, place: Place, n: int) -> None:
         name = place.replace(" ", "_")
@@ -65,7 +69,7 @@ class Ledger:
         if (
             c.dispatched != total
             or places.count("in flight") != c.in_flight
-            or places.count("consumed") != c.consumed
+            or places.count("ready") != c.ready
         ):
             raise LedgerError(
                 f"dispatched {c.dispatched} is not in flight {c.in_flight} + ready {c.ready} + consumed {c.consumed} "

@@ -5,6 +5,8 @@ The driver writes Setup, Fire, Save and Stop; a worker writes Started, Done, Fai
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -37,7 +39,7 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     key: int
     blocks: dict[str, list[Block]]
     leaves: list[int]
-    values: dict[str, int]
+    values: dict[str, Any]
     lease: int
     omit: tuple[str, ...] = ()
 
@@ -64,7 +66,7 @@ class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     id: int
     sizes: tuple[int, ...]
-    values: dict[str, int]
+    values: dict[str, Any]
     scalars: dict[str, float]
     read: dict[str, int]
     wrote: dict[str, int]

@@ -11,22 +11,19 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-import msgspec
-
-from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError
+from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
 from flowgraph.runtime.executors import Executor, worker_owners
+from flowgraph.runtime.firing import Firing, error_of, who
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
-from flowgraph.runtime.worker import Worker
+from flowgraph.runtime.worker import Worker, failed
 from flowgraph.spec.types import Dropped, Row
-
-ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError)}
 
 
 class Observer(Protocol):
@@ -35,16 +32,6 @@ class Observer(Protocol):
     def step(self, record: dict[str, Any]) -> None: ...
 
     def event(self, record: dict[str, Any]) -> None: ...
-
-
-class Firing(msgspec.Struct):
-    """One firing in flight. holds: the value that it works on, which is not overwritten meanwhile."""
-
-    hop: str
-    record: Record | None
-    lease: int
-    began: float
-    holds: tuple[str, str] | None = None
 
 
 class Ring:
@@ -64,18 +51,13 @@ class Ring:
         self.plan, self.executor, self.observer = plan, executor, observer
         self.inbox: deque[tuple[str, FromWorker]] = deque()
         self.local = Worker(plan, "driver", models, map_all(fds), lambda m: self.inbox.append(("driver", m)))
-        self.local.start()
-        self.inbox.clear()
-        self.folds = Folds(plan, self.local.resources)
+        self.folds: Folds
         self.table = Table(plan, regions(plan))
         self.ledger = Ledger()
         self.meter = Meter(list(plan.owners))
         workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
         self.ready: dict[str, deque[Record]] = {n: deque() for n, h in workers.items() if h.rows}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
-        self.step_hops = {
-            n for n, h in plan.hops.items() if h.rows == "step" and (h.kind != "fold" or h.makes_rows)
-        }
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
         self.steps_done = 0
@@ -84,12 +66,24 @@ class Ring:
 
     def start(self) -> None:
         """Wait until every owner holds its resources; then give every output with an initial value its first one."""
-        waiting = set(worker_owners(self.plan))
+        try:
+            self.local.start()
+            self.folds = Folds(self.plan, self.local.resources)
+        except Exception as error:
+            raise error_of(failed(-1, "owner driver could not start", error)) from error
+        self.inbox.clear()
+        waiting = dict.fromkeys(worker_owners(self.plan))
         while waiting:
-            for owner, message in self.executor.wait(self.plan.run.deadline):
+            try:
+                messages = self.executor.wait(self.plan.run.deadline)
+            except DeadlineError as late:
+                raise DeadlineError(
+                    f"owner {', '.join(waiting)} did not start: {late.message}", late.help
+                ) from None
+            for owner, message in messages:
                 if isinstance(message, Failed):
-                    raise _error(message)
-                waiting.discard(owner)
+                    raise error_of(message)
+                waiting.pop(owner, None)
         for name, hop in self.plan.hops.items():
             for output, value in hop.initial.items():
                 self._publish(name, output, value)
@@ -111,14 +105,16 @@ class Ring:
         self.ledger.check()
 
     def save(self, directory: str) -> None:
-        """Have the learner write its model. Does nothing in a graph without one."""
-        for owner in [name for name, spec in self.plan.owners.items() if spec.learner is not None]:
-            self.executor.send(owner, Save(directory))
+        """Have the learner write its model, each of several beside the first. Does nothing in a graph without one."""
+        owners = [name for name, spec in self.plan.owners.items() if spec.learner is not None]
+        for owner in owners:
+            self.executor.send(owner, Save(directory if owner == owners[0] else f"{directory}-{owner}"))
             saved = False
             while not saved:
                 for _, message in self.executor.wait(self.plan.run.deadline):
-                    if isinstance(message, Failed):
-                        raise _error(message)
+                    # What else comes is of firings that no step waits for any more.
+                    if isinstance(message, Failed) and message.id < 0:
+                        raise error_of(message)
                     saved |= isinstance(message, Saved)
 
     def _finished(self) -> bool:
@@ -142,7 +138,7 @@ class Ring:
         except DeadlineError:
             owner = self.plan.hops[oldest.hop].owner
             raise DeadlineError(
-                f"hop {oldest.hop}{_who(oldest)} on owner {owner} has run for {deadline:g} s",
+                f"hop {oldest.hop}{who(oldest)} on owner {owner} has run for {deadline:g} s",
                 "raise run.deadline if that is right; else look at the owner's log",
             ) from None
 
@@ -153,7 +149,7 @@ class Ring:
         while (found := self.folds.next(self._has_credit)) is not None:
             self._step(*found)
         for name, queue in self.ready.items():
-            while queue and self._may_fire(self.plan.hops[name]):
+            while queue and self._may_fire(self.plan.hops[name], queue[0]):
                 self._fire(self.plan.hops[name], queue.popleft())
         for name, values in self.triggers.items():
             while values and self._may_fire(self.plan.hops[name]):
@@ -163,10 +159,12 @@ class Ring:
         """Whether what a fold would make has room: groups unread, steps untrained. Dispatch bounds itself."""
         if not hop.makes_rows or hop.rows == "trajectory":
             return True
+        if not self.table.can_lease(hop.name):
+            return False
         made = self.table.next_key.get("step", 0)
         if hop.rows == "step":
             return made - self.steps_done <= hop.queue and made < self.plan.run.steps
-        return self.folds.unread(hop.name) < max(1, hop.queue) and self.steps_done < self.plan.run.steps
+        return self.table.unread[hop.name] < max(1, hop.queue) and self.steps_done < self.plan.run.steps
 
     def _step(self, fold: Fold, port: str, value: Any) -> None:
         """Fire a fold once, and carry out its decisions."""
@@ -174,10 +172,13 @@ class Ring:
             self._taken(value)
         made = False
         for name, output in self.folds.fire(fold, port, value).items():
-            if fold.hop.outputs[name] == "rows" and isinstance(output, list):
+            kind = fold.hop.outputs[name]
+            if kind == "rows":
                 made |= bool(output)
                 for item in output:
                     self._emit(fold.hop, item)
+            elif kind == "latest":
+                self._publish(fold.hop.name, name, tuple(output))
             elif isinstance(output, list):
                 for item in output:
                     self._drop(fold.hop.name, name, item)
@@ -188,19 +189,17 @@ class Ring:
 
     def _taken(self, row: Row) -> None:
         """A row leaves a queue for a fold: a finished trajectory is ready; whoever made the row may go on."""
-        if row.kind == "trajectory":
+        if self.table.take(row) and row.kind == "trajectory":
             self.ledger.move(row.key, "ready")
-            self.table.free_blocks(self.table.of(row), ("firing", "trajectory"))
         self.folds.wake_all()
 
     # --- rows -------------------------------------------------------------------------------------------------
 
     def _emit(self, hop: Hop, item: Any) -> None:
         """A fold made a row: register it, write its columns, and wake who follows."""
-        assert hop.rows is not None
         fields = item._asdict()
         parents = tuple(fields.pop("parents", ()))
-        record = self.table.create(hop.rows, parents, int(fields.pop("tag", 0)))
+        record = self.table.create(hop.name, parents, int(fields.pop("tag", 0)))
         if hop.rows == "trajectory":
             self.ledger.register(record.row.key)
             self.table.close_groups_before(parents[0])
@@ -218,22 +217,22 @@ class Ring:
     def _give(self, record: Record, hop: str, lease: int, sizes: tuple[int, ...]) -> None:
         """A hop is done with a row: queue the row for every hop that waited for just this, and tell the folds."""
         self.table.give(record, hop, lease, sizes)
-        row = record.row
+        self._follow(record, hop)
+        self.folds.offer(hop, record.row, () if record.left else self.table.workers[record.maker])
+        if record.row.kind == "step" and not record.left:
+            self._close_step(record)
+
+    def _follow(self, record: Record, hop: str) -> None:
+        """Queue a row for the hops that waited for this one. A hop that skips the row is done with it as it is."""
         for name, queue in self.ready.items():
             other = self.plan.hops[name]
-            if (
-                other.rows != row.kind
-                or hop not in other.trigger
-                or not record.given.issuperset(other.trigger)
-            ):
+            if hop not in other.trigger or not record.left.isdisjoint(other.trigger):
                 continue
-            if (row.key + 1) % other.every == 0:
+            if (record.row.key + 1) % other.every == 0:
                 queue.append(record)
             else:
-                record.given.add(name)
-        self.folds.offer(hop, row)
-        if row.kind == "step" and record.given >= self.step_hops and not record.closed:
-            self._close_step(record)
+                record.left.discard(name)
+                self._follow(record, name)
 
     def _close_step(self, record: Record) -> None:
         """Every hop on steps is done with this one."""
@@ -261,9 +260,14 @@ class Ring:
 
     # --- firings ----------------------------------------------------------------------------------------------
 
-    def _may_fire(self, hop: Hop) -> bool:
-        """Steps go one at a time and in order; a value that somebody works on, or will, is not overwritten."""
-        one_at_a_time = not hop.concurrent or hop.rows == "step"
+    def _may_fire(self, hop: Hop, record: Record | None = None) -> bool:
+        """Groups and steps go one at a time and in order; a value that somebody works on, or will, is not overwritten.
+
+        A version waits for the steps before its own: what it lets dispatch send takes the place of their rows.
+        """
+        if hop.initial and hop.rows == "step" and record is not None and record.row.key > self.steps_done:
+            return False
+        one_at_a_time = not hop.concurrent or hop.rows in ("group", "step")
         if one_at_a_time and any(f.hop == hop.name for f in self.in_flight.values()):
             return False
         held = {f.holds for f in self.in_flight.values()}
@@ -284,13 +288,24 @@ class Ring:
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
         omit = [c for c in tensors if all((row.key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))]
         self._send(
-            hop, record, None, Fire(self.next_id, hop.name, row.key, blocks, leaves, {}, lease, tuple(omit))
+            hop,
+            record,
+            None,
+            Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), lease, tuple(omit)),
         )
 
     def _fire_on(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")
-        fire = Fire(self.next_id, hop.name, value, {}, [], {watch.port: value}, -1)
+        fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), watch.port: value}, -1)
         self._send(hop, None, (watch.producer, watch.output), fire)
+
+    def _sampled(self, hop: Hop) -> dict[str, Any]:
+        """The newest values of the ports that never block."""
+        return {
+            w.port: self.folds.latest.get((w.producer, w.output), 0)
+            for w in hop.watches
+            if w.mode == "latest"
+        }
 
     def _send(self, hop: Hop, record: Record | None, holds: tuple[str, str] | None, fire: Fire) -> None:
         self.in_flight[fire.id] = Firing(hop.name, record, fire.lease, time.monotonic(), holds)
@@ -302,7 +317,7 @@ class Ring:
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Failed):
-            raise _error(message, _who(self.in_flight[message.id]) if message.id in self.in_flight else "")
+            raise error_of(message, who(self.in_flight[message.id]) if message.id in self.in_flight else "")
         if not isinstance(message, Done):
             return
         firing = self.in_flight.pop(message.id)
@@ -318,19 +333,6 @@ class Ring:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
         for output, value in message.values.items():
             self._publish(hop.name, output, value)
-            self.table.expire(value - 1)
+            if output in hop.initial:
+                self.table.expire(value - 1)
         self.folds.wake_all()
-
-
-def _who(firing: Firing) -> str:
-    """The row that a firing works on, for messages."""
-    if firing.record is None:
-        return ""
-    row = firing.record.row
-    return f" (step {row.key + 1})" if row.kind == "step" else f" ({row.kind} {row.key}, uid {row.uid})"
-
-
-def _error(message: Failed, who: str = "") -> RunError:
-    error = ERRORS.get(message.code, HopError)(message.error + who, message.help)
-    error.__notes__ = [message.detail]
-    return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -10,19 +10,22 @@ from flowgraph.errors import RunError
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Slots
 from flowgraph.runtime.messages import Block
-from flowgraph.spec.types import Row, RowKind
+from flowgraph.spec.types import LIFETIMES, Row
 
 
 class Record(msgspec.Struct):
     """One live row.
 
-    blocks: hop → its part of the row; given: hops that are done with it; children: live rows made from it
+    maker: the fold that made it; blocks: hop → its part of the row; left: hops that are not done with it yet
+    children: live rows made from it; taken: whether a fold has taken it from its queue
     """
 
     row: Row
-    blocks: dict[str, Block]
-    given: set[str]
+    maker: str
+    left: set[str]
+    blocks: dict[str, Block] = {}
     scalars: dict[str, float] = {}
+    taken: bool = False
     children: int = 0
     closed: bool = False
 
@@ -46,18 +49,38 @@ class Table:
         self.plan, self.slots = plan, slots
         self.live: dict[tuple[str, int], Record] = {}
         self.next_key: dict[str, int] = {}
+        self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
+        self.unread = dict.fromkeys(self.workers, 0)
+        self.publishers = [hop for hop in plan.hops.values() if hop.initial]
 
-    def create(self, kind: RowKind, parents: tuple[Row, ...], tag: int) -> Record:
+    def create(self, maker: str, parents: tuple[Row, ...], tag: int) -> Record:
+        kind = self.plan.hops[maker].rows
+        assert kind is not None
         key = self.next_key.get(kind, 0)
         self.next_key[kind] = key + 1
-        record = Record(Row(kind, key, parents, tag), {}, set())
+        record = Record(Row(kind, key, parents, tag), maker, set(self.workers[maker]))
         self.live[kind, key] = record
+        self.unread[maker] += 1
         for parent in parents:
             self.of(parent).children += 1
         return record
 
     def of(self, row: Row) -> Record:
         return self.live[row.kind, row.key]
+
+    def take(self, row: Row) -> bool:
+        """A fold takes a row from its queue. Every hop is done with it, so what lives no longer than that is freed.
+
+        False when another fold took it before.
+        """
+        record = self.live.get((row.kind, row.key))
+        if record is None or record.taken:
+            return False
+        record.taken = True
+        self.unread[record.maker] -= 1
+        if row.kind == "trajectory":
+            self.free_blocks(record, ("firing", "trajectory"))
+        return True
 
     def lease(self, hop: str) -> int:
         """A free block for a hop that writes columns. -1 for one that writes none."""
@@ -77,7 +100,7 @@ class Table:
 
     def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
         """A hop's part of a row is written. A trajectory's lengths become visible to folds."""
-        record.given.add(hop)
+        record.left.discard(hop)
         if offset >= 0:
             record.blocks[hop] = Block(offset, sizes)
             lengths = _lengths(self.plan.hops[hop].dims, sizes)
@@ -91,7 +114,7 @@ class Table:
             rows = [parent for one in rows for parent in one.parents]
         return [self.of(one).blocks[producer] for one in rows]
 
-    def free_blocks(self, record: Record, lifetimes: tuple[str, ...]) -> None:
+    def free_blocks(self, record: Record, lifetimes: Collection[str]) -> None:
         for hop in [h for h in record.blocks if self.plan.hops[h].lifetime in lifetimes]:
             self.slots[hop].release(record.blocks.pop(hop).offset)
 
@@ -103,7 +126,8 @@ class Table:
         record.closed = True
         if record.children:
             return
-        self.free_blocks(record, ("firing", "trajectory", "group", "consumed", "step"))
+        kept = "version" if self._is_published(record.row) else ""
+        self.free_blocks(record, [life for life in LIFETIMES if life != kept])
         for parent in record.row.parents:
             above = self.of(parent)
             above.children -= 1
@@ -112,10 +136,14 @@ class Table:
         if not record.blocks:
             del self.live[record.row.kind, record.row.key]
 
+    def _is_published(self, row: Row) -> bool:
+        return row.kind == "step" and any((row.key + 1) % hop.every == 0 for hop in self.publishers)
+
     def close_groups_before(self, group: Row) -> None:
         """A later group is being sampled: no more trajectories come from the earlier ones."""
         for record in list(self.live.values()):
-            if record.row.kind == "group" and record.row.key < group.key and not record.closed:
+            earlier = record.row.kind == "group" and record.row.key < group.key
+            if earlier and record.taken and not record.closed:
                 self.close(record)
 
     def expire(self, before: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,22 +68,21 @@ def run_graph(
     models = {name: ensure(name) for name in dict.fromkeys(o.model for o in graph.owners.values() if o.model)}
     _check_lock(graph, models)
     plan = lower(graph)
-    run_dir = RunDir(Path(runs), plan.graph)
     resolved["models"] = {name: {"source": m.source, "sha256": m.sha256} for name, m in models.items()}
-    run_dir.graph(resolved, plan)
-    if diagram is not None:
-        run_dir.diagram(diagram(plan))
-    view = make_view(plan, live=live)
-    view.note(f"{plan.graph}: {plan.run.steps} steps, {executor}, in {run_dir.path}")
     began = time.monotonic()
     with _sigterm_as_interrupt(), _arenas(plan) as fds:
+        run_dir = RunDir(Path(runs), plan.graph)
+        run_dir.graph(resolved, plan)
+        if diagram is not None:
+            run_dir.diagram(diagram(plan))
         workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
-        ring = Ring(
-            plan, workers, {name: m.path for name, m in models.items()}, fds, _Observer(run_dir, view)
-        )
+        view = make_view(plan, live=live)
+        paths = {name: m.path for name, m in models.items()}
+        ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))
         status, error, grace = "failed", "", 0.0
         try:
-            workers.start(plan, ring.local.models, fds)
+            view.note(f"{plan.graph}: {plan.run.steps} steps, {executor}, in {run_dir.path}")
+            workers.start(plan, paths, fds)
             ring.start()
             ring.run()
             ring.save(str(run_dir.path / "model"))
@@ -90,9 +90,13 @@ def run_graph(
         except KeyboardInterrupt:
             status = "interrupted"
             raise
-        except FlowgraphError as problem:
-            error = str(problem)
-            (run_dir.path / "error.txt").write_text("\n".join([error, *getattr(problem, "__notes__", [])]))
+        except Exception as problem:
+            error = (
+                str(problem)
+                if isinstance(problem, FlowgraphError)
+                else f"{type(problem).__name__}: {problem}"
+            )
+            run_dir.error("\n".join([error, *getattr(problem, "__notes__", [traceback.format_exc()])]))
             raise
         finally:
             workers.stop(grace)

@@ -10,14 +10,18 @@ ring.svg      the diagram;  logs/ what the workers printed;  model/ the trained 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flowgraph.errors import RunError
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, to_json
 from flowgraph.runtime.ledger import Counts
@@ -29,16 +33,17 @@ class RunDir:
     def __init__(self, root: Path, graph: str) -> None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         parent = root / graph
-        for attempt in range(100):
+        for attempt in itertools.count():
             self.path = parent / (stamp if attempt == 0 else f"{stamp}-{attempt}")
-            try:
-                self.path.mkdir(parents=True)
-                break
-            except FileExistsError:
-                continue
-        else:
-            raise FileExistsError(f"{parent / stamp} and 99 names after it exist")
-        self.metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
+            with _writing(self.path):
+                try:
+                    self.path.mkdir(parents=True)
+                    break
+                except FileExistsError:
+                    if not self.path.is_dir():
+                        raise
+        with _writing(self.path):
+            self.metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
 
     @property
     def logs(self) -> Path:
@@ -52,7 +57,11 @@ class RunDir:
         self._write("ring.svg", svg)
 
     def line(self, record: dict[str, Any]) -> None:
-        self.metrics.write(json.dumps(record) + "\n")
+        """One line of JSON; a number that JSON does not have is null."""
+        import msgspec
+
+        with _writing(self.path):
+            self.metrics.write(msgspec.json.format(msgspec.json.encode(record), indent=0).decode() + "\n")
 
     def seams(self, measured: Measured) -> None:
         import msgspec
@@ -74,10 +83,24 @@ class RunDir:
         }
         self._write("summary.json", json.dumps(record, indent=1))
 
+    def error(self, text: str) -> None:
+        self._write("error.txt", text)
+
     def close(self) -> None:
-        self.metrics.close()
+        with _writing(self.path):
+            self.metrics.close()
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.path / name)
+        with _writing(self.path):
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self.path / name)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        help = "free some space there, or choose another place with --runs"
+        raise RunError(f"can't write the run directory {path}: {error.strerror}", help) from error

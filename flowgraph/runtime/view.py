@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Protocol
 
@@ -101,7 +102,7 @@ class LiveView:
     def step(self, record: dict[str, Any]) -> None:
         self.rows = [*self.rows[-9:], record]
         name = next(iter(self.plan.run.show or [k for k in record if "." in k]), None)
-        if name in record:
+        if name in record and math.isfinite(record[name]):
             self.curve.append(record[name])
         self.progress.update(self.task, completed=record["step"])
         self.live.update(self._render())

@@ -35,8 +35,6 @@ from flowgraph.runtime.messages import (
 from flowgraph.spec.config import build_config, import_object
 from flowgraph.spec.hop import HopSpec, read_spec
 
-MAX_FRAME = 1 << 30
-
 
 def fill(hop: Hop, resources: Mapping[str, Any]) -> tuple[HopSpec, dict[str, Any]]:
     """A hop's signature, and every keyword-only parameter with its value: default, `with:`, dims and run, resources."""
@@ -94,7 +92,11 @@ class Worker:
         """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""
         if isinstance(message, Fire):
             hop = self.hops[message.hop]
-            if hop.concurrent:
+            if hop.concurrent and self.owner.name == "driver":
+                asyncio.run(
+                    self._fire_async(hop, message)
+                )  # it has no loop of its own, and nothing to do meanwhile
+            elif hop.concurrent:
                 task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
@@ -110,33 +112,36 @@ class Worker:
     def _fire(self, hop: Hop, fire: Fire) -> None:
         try:
             began = time.monotonic()
-            ports, read = codec.read(self.plan, hop, fire, self.views)
-            result = self.calls[hop.name](**ports, **fire.values)
+            read = codec.read(self.plan, hop, fire, self.views)
+            result = self.calls[hop.name](**read.values, **fire.values)
             self._reply(hop, fire, result, read, began)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.send(failed(fire.id, f"hop {hop.name}", error))
 
     async def _fire_async(self, hop: Hop, fire: Fire) -> None:
         try:
             began = time.monotonic()
-            ports, read = codec.read(self.plan, hop, fire, self.views)
-            result = await self.calls[hop.name](**ports, **fire.values)
+            read = codec.read(self.plan, hop, fire, self.views)
+            result = await self.calls[hop.name](**read.values, **fire.values)
             self._reply(hop, fire, result, read, began)
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the run is over; else something within was cancelled
+                raise
             self.send(failed(fire.id, f"hop {hop.name}", error))
 
-    def _reply(self, hop: Hop, fire: Fire, result: Any, read: dict[str, int], began: float) -> None:
+    def _reply(self, hop: Hop, fire: Fire, result: Any, read: codec.Inputs, began: float) -> None:
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         sizes: tuple[int, ...] = ()
         wrote: dict[str, int] = {}
         if fire.lease >= 0:
-            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], fire.lease, fire.omit)
+            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], fire.lease, fire.omit, read.sizes)
         values = {name: outputs[name] for name, kind in hop.outputs.items() if kind == "value"}
         scalars: dict[str, float] = {}
         for name, kind in hop.outputs.items():
             if kind == "scalars":
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
-        self.send(Done(fire.id, sizes, values, scalars, read, wrote, time.monotonic() - began))
+        self.send(Done(fire.id, sizes, values, scalars, read.nbytes, wrote, time.monotonic() - began))
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""
@@ -148,7 +153,7 @@ class Worker:
                 self.resources.pop(name).close()
 
 
-def failed(id: int, where: str, error: Exception) -> Failed:
+def failed(id: int, where: str, error: BaseException) -> Failed:
     """What the driver needs to raise the same error by name."""
     detail = "".join(traceback.format_exception(error))
     if isinstance(error, RunError):

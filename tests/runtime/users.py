@@ -1,0 +1,205 @@
+"""Hops as users may add them to the toy ring: beside it, before it, slow, odd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Float64, Int32, Int64, UInt64
+
+from flowgraph import Array, Dim, Dropped, Event, Json, Latest, Row, Rows, Scalars, Seam, Text, fold, hop
+from hops.batch import Counter, Step, oldest_first
+from tests.runtime.toy import Sampled, sample
+
+
+@hop(owner="rollout", lifetime="consumed")
+async def straggle(
+    prompt: Int32[Array, "prompt"],
+    key: UInt64[Array, ""],
+    *,
+    share: float = 0.3,
+    seconds: float = 0.05,
+    jitter: float = 0.002,
+) -> Sampled:
+    """`sample`, but a share of the trajectories takes as long as several steps do."""
+    if np.random.default_rng([int(key)]).random() < share:
+        await asyncio.sleep(seconds)
+    made: Sampled = await sample(prompt, key, jitter=jitter)
+    return made
+
+
+class Seen(NamedTuple):
+    seen: Int64[Array, ""]
+    words: Annotated[list[str], Text("leaf", max=8)]
+    notes: Annotated[list[Any], Json("leaf", max=8)]
+    metrics: Annotated[dict[str, float], Scalars()]
+
+
+@hop(owner="trainer", lifetime="consumed")
+async def look(
+    tokens: Int32[Array, "token"],
+    leaf_offsets: Int64[Array, "leaf+1"],
+    *,
+    seconds: float = 0.0,
+    words: int = 8,
+    lists: int = 0,
+) -> Seen:
+    """A look at a trajectory beside the ring: the sum of its tokens, as a number, as texts and as JSON."""
+    await asyncio.sleep(seconds)
+    total = int(tokens.sum())
+    n = len(leaf_offsets) - 1 + lists
+    return Seen(np.array(total, np.int64), ["\n" * words] * n, [total] * n, {"sum": float(total)})
+
+
+class Summed(NamedTuple):
+    metrics: Annotated[dict[str, float], Scalars()]
+
+
+@hop(owner="trainer")
+def compare(
+    tokens: Int32[Array, "token"],
+    seen: Int64[Array, "trajectory"],
+    words: Annotated[list[str], Text("leaf")],
+    notes: Annotated[list[Any], Json("leaf")],
+    leaf_offsets: Int64[Array, "leaf+1"],
+) -> Summed:
+    """What was seen beside the ring is what the step trains on."""
+    leaves = len(leaf_offsets) - 1
+    return Summed(
+        {
+            "difference": float(seen.sum() - tokens.sum()),
+            "notes": float(sum(notes) - 2 * seen.sum()),
+            "lists": float(leaves - len(words)) + float(leaves - len(notes)),
+        }
+    )
+
+
+@hop(owner="rollout")
+async def watch_step(tokens: Int32[Array, "token"], *, seconds: float = 0.0) -> None:
+    await asyncio.sleep(seconds)
+
+
+@hop()
+async def nowhere(tokens: Int32[Array, "token"]) -> None:
+    """Nobody reads it, so it is placed on the driver."""
+    await asyncio.sleep(0)
+
+
+class Hinted(NamedTuple):
+    hint: Int64[Array, ""]
+
+
+@hop(owner="trainer", lifetime="consumed")
+async def hint(prompt: Int32[Array, "prompt"]) -> Hinted:
+    await asyncio.sleep(0.002 * (int(prompt[0]) % 2))
+    return Hinted(np.array(prompt[0], np.int64))
+
+
+@hop(owner="rollout", lifetime="consumed")
+async def hinted(prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], hint: Int64[Array, ""]) -> Sampled:
+    assert hint == prompt[0]
+    made: Sampled = await sample(prompt, key)
+    return made
+
+
+@hop(owner="trainer", lifetime="run")
+def keep(tokens: Int32[Array, "token"]) -> Int64[Array, ""]:
+    """What lives as long as the run, and what nobody publishes, must not fill the arena."""
+    return np.array(tokens.sum(), np.int64)
+
+
+@hop(owner="trainer")
+def with_version(tokens: Int32[Array, "token"], version: Annotated[int, Latest()]) -> Summed:
+    return Summed({"version": float(version)})
+
+
+@hop(owner="trainer")
+def after_sync(batch_id: Int64[Array, ""], weights: Float64[Array, "prompt"]) -> Summed:
+    return Summed({"step": float(batch_id) + 1})
+
+
+@hop(owner="trainer")
+def gives_up(tokens: Int32[Array, "token"], *, how: str) -> None:
+    if how == "exit":
+        sys.exit(3)
+    raise asyncio.CancelledError
+
+
+@hop(owner="rollout")
+async def cancelled(tokens: Int32[Array, "token"]) -> None:
+    task = asyncio.create_task(asyncio.sleep(10))
+    task.cancel()
+    await task
+
+
+class Count(msgspec.Struct):
+    rows: int = 0
+
+
+@fold()
+def counter(state: Count, trajectory: Annotated[Any, Rows("trajectory"), Event()]) -> None:
+    """A fold that only counts."""
+    state.rows += trajectory is not None
+
+
+@fold()
+def taker(state: Count, trajectory: Annotated[Row | None, Rows("trajectory")]) -> None:
+    """Another reader of the rows that the buffer takes."""
+    state.rows += trajectory is not None
+
+
+class Shown(NamedTuple):
+    ready: Annotated[list[Row], Rows("trajectory"), Latest()]
+
+
+@fold()
+def show_as_list(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+    return Shown(list(ready))
+
+
+class Chosen(NamedTuple):
+    leaves: Annotated[tuple[Step, ...], Rows("step")]
+    dropped: Annotated[list[Dropped], Event()]
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def batch_of_tuples(
+    state: Counter,
+    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    *,
+    groups: Annotated[int, Dim("group")],
+    samples: Annotated[int, Dim("sample")],
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+) -> Chosen:
+    steps, dropped = oldest_first(state, ready, groups=groups, samples=samples, max_lag=max_lag)
+    return Chosen(tuple(steps), dropped)
+
+
+@hop(owner="rollout")
+def not_finite(tokens: Int32[Array, "token"]) -> Summed:
+    return Summed({"nan": float("nan")})
+
+
+@hop(owner="trainer")
+def loud(tokens: Int32[Array, "token"], *, die: bool = False) -> None:
+    os.write(2, b"\xff\xfe x" * 1_000_000)
+    if die:
+        os._exit(5)
+
+
+@hop(owner="trainer")
+def hangs_up(tokens: Int32[Array, "token"]) -> None:
+    """Close the socket to the driver, and live on."""
+    os.close(int(sys.argv[1]))
+    time.sleep(10)
+
+
+@hop(owner="trainer")
+def stops_itself(tokens: Int32[Array, "token"]) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -71,7 +72,7 @@ async def held_out(
     """
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()))
     examples = _examples(rows, prompts)
-    jobs = [(i, s, f"held_out/{version}/{i}/{s}") for i in range(prompts) for s in range(samples)]
+    jobs = [(i, s, uuid.uuid4().hex) for i in range(prompts) for s in range(samples)]
     ids = [prompt_ids(example, tokenizer, f"held-out row {i}") for i, example in enumerate(examples)]
     try:
         made = await asyncio.gather(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ async def complete(
     bound ended it: the finish reason decides, not the length.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
-    out = await engine.generate(prompt, sampling, key=int(key), rid=f"{int(key):016x}")
+    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
     p, r = len(prompt), len(out.ids)
     if not len(out.logprobs) == len(out.versions) == r:
         raise ValueError(

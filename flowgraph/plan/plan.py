@@ -182,6 +182,10 @@ class Plan(msgspec.Struct, frozen=True):
             found |= more
         return frozenset(found)
 
+    def fires(self, hop: Hop, key: int) -> bool:
+        """Whether a hop fires on the row of this key: each `every`-th, and a run's last step, which nobody may miss."""
+        return (key + 1) % hop.every == 0 or (hop.rows == "step" and key + 1 == self.run.steps)
+
     def readers(self, producer: str, column: str) -> list[tuple[Hop, Read]]:
         return [
             (h, r)

@@ -228,7 +228,7 @@ class Ring:
             other = self.plan.hops[name]
             if hop not in other.trigger or not record.left.isdisjoint(other.trigger):
                 continue
-            if (record.row.key + 1) % other.every == 0:
+            if self.plan.fires(other, record.row.key):
                 queue.append(record)
             else:
                 record.left.discard(name)
@@ -286,7 +286,11 @@ class Ring:
         lease = self.table.lease(hop.name)
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
-        omit = [c for c in tensors if all((row.key + 1) % h.every for h, _ in self.plan.readers(hop.name, c))]
+        omit = [
+            c
+            for c in tensors
+            if not any(self.plan.fires(h, row.key) for h, _ in self.plan.readers(hop.name, c))
+        ]
         self._send(
             hop,
             record,

@@ -137,7 +137,7 @@ class Table:
             del self.live[record.row.kind, record.row.key]
 
     def _is_published(self, row: Row) -> bool:
-        return row.kind == "step" and any((row.key + 1) % hop.every == 0 for hop in self.publishers)
+        return row.kind == "step" and any(self.plan.fires(hop, row.key) for hop in self.publishers)
 
     def close_groups_before(self, group: Row) -> None:
         """A later group is being sampled: no more trajectories come from the earlier ones."""

@@ -17,7 +17,7 @@ from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import _available
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.view import LiveView
-from tests.runtime.harness import TOY, only_run, run_toy, steps, summary
+from tests.runtime.harness import TOY, metrics, only_run, run_toy, steps, summary
 from tests.runtime.test_ring import Collector, run_inproc
 
 USERS = "tests.runtime.users"
@@ -303,3 +303,13 @@ def test_a_worker_that_stands_still_is_named_at_its_deadline(tmp_path: Path) -> 
     add = f"hops.look={{use: {USERS}.stops_itself, in: {{tokens: batch}}}}"
     with pytest.raises(DeadlineError, match=r"hop look \(step 1\) on owner trainer has run for 3 s"):
         run_toy(tmp_path, add, "run.deadline=3", executor="processes")
+
+
+def test_the_last_weights_are_published_though_every_does_not_divide_the_steps(tmp_path: Path) -> None:
+    sets = (
+        "hops.sync.in.weights={from: train, every: 3}",
+        "hops.dispatch.in.version.max_lag=2",
+        "run.steps=4",
+    )
+    done = run_toy(tmp_path, *sets)
+    assert [r["eval.version"] for r in metrics(done.directory) if "eval.version" in r] == [0, 4]

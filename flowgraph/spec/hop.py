@@ -144,6 +144,28 @@ def effect(
     )
 
 
+def _check_state(use: str, state: Any) -> None:
+    """A run starts each fold from an empty state."""
+    try:
+        state()
+    except Exception as error:
+        message = f"the state of fold {use} can't be made empty: {error}"
+        raise HopTypeError(message, "give every field of it a default") from None
+
+
+def _check_fires(use: str, inputs: list[Port]) -> None:
+    """What is no fold fires once a row on its columns, or on one kind of event; it keeps no rows to choose from."""
+    rows = [port.name for port in inputs if port.kind == "rows"]
+    if rows:
+        raise HopTypeError(
+            f"{use} takes rows as {rows[0]}, and only a fold can", "read columns, or make it a fold"
+        )
+    events = [port.name for port in inputs if port.mode == "event"]
+    if len(events) > 1 or (events and any(port.mode == "queue" for port in inputs)):
+        message = f"{use} takes the event {events[-1]} beside other inputs, so it is not clear when it fires"
+        raise HopTypeError(message, "take one event and nothing else, or columns only, or make it a fold")
+
+
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
@@ -175,6 +197,10 @@ def read_spec(use: str, function: Any) -> HopSpec:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
+    if facts.kind == "fold":
+        _check_state(use, state)
+    else:
+        _check_fires(use, inputs)
     outputs = tuple(_outputs(use, hints.get("return")))
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)

@@ -229,3 +229,42 @@ def test_a_port_is_shown_in_one_short_notation() -> None:
     assert str(Port(name="x", kind="array", dtype="uint8")) == "u8[]"
     assert str(Port(name="x", kind="tensors")) == "tensors"
     assert str(Port(name="x", kind="rows", row_kind="step")) == "step rows"
+
+
+def test_a_hop_that_never_could_fire_is_refused() -> None:
+    @hop()
+    def takes_rows(rows: Annotated[Row, Rows("trajectory")]) -> Annotated[dict[str, float], Scalars()]:
+        raise NotImplementedError
+
+    @hop()
+    def event_and_column(
+        tokens: Int32[Array, "token"], version: Annotated[int, Event()]
+    ) -> Annotated[dict[str, float], Scalars()]:
+        raise NotImplementedError
+
+    @hop()
+    def two_events(
+        one: Annotated[int, Event()], two: Annotated[int, Event()]
+    ) -> Annotated[dict[str, float], Scalars()]:
+        raise NotImplementedError
+
+    with pytest.raises(HopTypeError, match="takes rows as rows, and only a fold can"):
+        spec(takes_rows)
+    for function in (event_and_column, two_events):
+        with pytest.raises(HopTypeError, match="beside other inputs"):
+            spec(function)
+
+
+class Needs(msgspec.Struct):
+    """A state that can't be made empty."""
+
+    n: int
+
+
+def test_a_fold_whose_state_has_no_empty_form_is_refused() -> None:
+    @fold(source="group")
+    def source(state: Needs) -> Out:
+        raise NotImplementedError
+
+    with pytest.raises(HopTypeError, match=r"the state of fold m\.f can't be made empty"):
+        spec(source)

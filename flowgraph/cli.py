@@ -37,10 +37,11 @@ class Commands(click.Group):
 @click.version_option(package_name="flowgraph-rl", prog_name="flowgraph")
 def main() -> None:
     """A compiler and runtime for the asynchronous reinforcement-learning ring of language models."""
-    sys.path.insert(0, os.getcwd())  # a user's own hops lie beside the graph
 
 
 def _checked(path: str, overrides: tuple[str, ...], *, as_json: bool = False) -> Loaded:
+    # A user's own hops and rewards lie where the command is given, or beside the graph.
+    sys.path[:0] = [os.getcwd(), str(Path(path).resolve().parent)]
     loaded = load(path, overrides)
     if loaded.diagnostics:
         _findings(loaded, as_json)
@@ -101,7 +102,8 @@ def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: st
         raise click.UsageError(f"{output} is neither .svg nor .mmd")
     loaded = _checked(graph, overrides)
     assert loaded.graph is not None
-    text = drawing.draw(lower(loaded.graph), format=formats[suffix], measured=_measured(run_dir))
+    measured = _measured(run_dir, loaded.graph.file.name)
+    text = drawing.draw(lower(loaded.graph), format=formats[suffix], measured=measured)
     if output:
         _write(Path(output), text)
         click.echo(f"wrote {output}")
@@ -128,7 +130,7 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
 
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
-    result = auditing.audit(lower(loaded.graph), _measured(run_dir))
+    result = auditing.audit(lower(loaded.graph), _measured(run_dir, loaded.graph.file.name))
     click.echo(
         auditing.to_json(result)
         if as_json
@@ -136,7 +138,8 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
     )
 
 
-def _measured(run_dir: str | None) -> Any:
+def _measured(run_dir: str | None, graph: str) -> Any:
+    """What a run of this graph measured. Raises UsageError when it is of another, or did not get that far."""
     if run_dir is None:
         return None
     import msgspec
@@ -145,8 +148,11 @@ def _measured(run_dir: str | None) -> Any:
 
     path = Path(run_dir) / "seams.json"
     try:
+        ran = json.loads((Path(run_dir) / "plan.json").read_bytes())["graph"]
+        if ran != graph:
+            raise click.UsageError(f"{run_dir} is a run of the graph {ran}, not of {graph}")
         return msgspec.json.decode(path.read_bytes(), type=Measured)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
         raise click.UsageError(f"{path} holds no measured seams: {error}") from None
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from flowgraph import Array, Json, Rows, Run, Tokenizer, fold
+from flowgraph import Array, Dim, fold, Json, Rows, Run, Tokenizer
 from hops import rows
 from hops.rows.gym import Format, Split
 
@@ -48,6 +48,7 @@ def reasoning_gym(
     *,
     tokenizer: Tokenizer,
     seed: Annotated[int, Run("seed")],
+    longest: Annotated[int, Dim("prompt")],
     task: str,
     options: dict[str, Any] | None = None,
     shots: int = 0,
@@ -74,7 +75,7 @@ def reasoning_gym(
         seed=seed,
     )
     try:
-        return _advance(state, source, state.at, tokenizer)
+        return _advance(state, source, state.at, tokenizer, longest)
     except IndexError:
         return Groups([])
 
@@ -91,6 +92,7 @@ def table(
     *,
     tokenizer: Tokenizer,
     seed: Annotated[int, Run("seed")],
+    longest: Annotated[int, Dim("prompt")],
     path: str,
     prompt: str | None = None,
     ground_truth: str | None = None,
@@ -121,13 +123,16 @@ def table(
     if epochs is not None and state.epoch >= epochs:
         return Groups([])
     index = int(permutation(seed, state.epoch, len(source))[state.at]) if shuffle else state.at
-    return _advance(state, source, index, tokenizer)
+    return _advance(state, source, index, tokenizer, longest)
 
 
-def _advance(state: Cursor, source: rows.RowSource, index: int, tokenizer: Tokenizer) -> Groups:
+def _advance(state: Cursor, source: rows.RowSource, index: int, tokenizer: Tokenizer, longest: int) -> Groups:
     """Row `index` as a group; the cursor moves only when that worked."""
     example = source(index)
     ids = rows.prompt_ids(example, tokenizer, source.where(index))
+    if len(ids) > longest:
+        text = f"{source.where(index)}: the prompt has {len(ids)} tokens, and dims.prompt.max is {longest}"
+        raise ValueError(f"{text}; raise it, or leave the row out")
     state.at += 1
     return Groups([Group(ids, rows.pack(example))])
 

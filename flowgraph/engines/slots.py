@@ -23,6 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from flowgraph.models.quiet import no_progress_bar
+
 ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
 
 
@@ -135,9 +137,10 @@ class SlotModel:
     """Prefill prompts, fill slots, decode all slots by one token, and replace the weights in place."""
 
     def __init__(self, model_dir: str, *, slots: int, context: int, dtype: torch.dtype) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation="flowgraph_slots", local_files_only=True
-        ).eval()
+        with no_progress_bar():
+            self._model = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=dtype, attn_implementation="flowgraph_slots", local_files_only=True
+            ).eval()
         config = self._model.config
         if not self._model._supports_sdpa:
             raise ValueError(f"model type {config.model_type!r} needs an attention that this engine has not")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from flowgraph.models.quiet import no_progress_bar
 
 # What a tokenizer may consist of, beside its weights-free neighbours that save_pretrained does not write.
 _COPIED = (
@@ -35,6 +35,7 @@ def save_model(model: Any, model_dir: str, directory: str) -> None:
         with no_progress_bar():
             model.save_pretrained(fresh)
         _copy_tokenizer(Path(model_dir), fresh)
+        _readable(fresh)
         if target.exists():
             os.replace(target, old)
         os.replace(fresh, target)
@@ -43,23 +44,17 @@ def save_model(model: Any, model_dir: str, directory: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _readable(directory: Path) -> None:
+    """safetensors files are made private; give them the mode of any new file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in directory.glob("*.safetensors"):
+        file.chmod(0o666 & ~mask)
+
+
 def _copy_tokenizer(source: Path, target: Path) -> None:
     for pattern in _COPIED:
         for file in source.glob(pattern):
             copy = target / file.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
-
-
-@contextlib.contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Keep transformers from drawing progress bars into a worker's log."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

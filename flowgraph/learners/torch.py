@@ -20,13 +20,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flowgraph.models.quiet import no_progress_bar
+
 from . import attention
 from .head import Head, Targets, TiedEmbedding
 from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
 from .pack import pack as pack_rows
 from .protocol import Rows, TokenLoss
-from .save import no_progress_bar, save_model
+from .save import save_model
 
 log = logging.getLogger(__name__)
 

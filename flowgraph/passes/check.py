@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
-from flowgraph.passes.check_owners import check_lifetimes, check_owners, check_single_writer
+from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
 from flowgraph.passes.check_rates import (
     check_capacity,
     check_lag,
@@ -24,6 +24,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_owners,
     check_single_writer,
     check_lifetimes,
+    check_agreement,
     check_lag,
     check_staleness,
     check_rows,

@@ -109,3 +109,34 @@ def check_lifetimes(graph: Graph) -> Iterator[Diagnostic]:
             help = f'declare lifetime="{needed}" for {producer.use}'
             notes = (Note(producer.place, f'{producer.use} has lifetime "{life}"'),)
             yield Diagnostic("FG303", binding.decl.place, message, help, notes)
+
+
+def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
+    """FG304: an engine that gets a learner's weights serves the same model, and samples at the learner's temperature."""
+    for node in graph.nodes.values():
+        engine = graph.owners[node.owner].engine if node.owner in graph.owners else None
+        for binding in node.bindings:
+            writer = graph.nodes[binding.producer]
+            learner = graph.owners[writer.owner].learner if writer.owner in graph.owners else None
+            if engine is None or learner is None or binding.port.kind != "tensors":
+                continue
+            for fact in ("model", "dtype"):
+                ours, theirs = getattr(engine, fact), getattr(learner, fact)
+                if ours != theirs:
+                    message = f"owner {node.owner} serves {fact} {ours}, and gets the weights of {theirs} from {writer.owner}"
+                    help = f"give both the same {fact}"
+                    yield Diagnostic("FG304", graph.owners[node.owner].place, message, help)
+            yield from _temperatures(graph, node.owner, writer.owner, learner.temperature)
+
+
+def _temperatures(graph: Graph, owner: str, trainer: str, trained: float) -> Iterator[Diagnostic]:
+    """The log-probabilities of both sides are compared, so both are at one temperature."""
+    for node in graph.nodes.values():
+        option = next((p for p in node.spec.params if p.name == "temperature" and p.origin == "with"), None)
+        if option is None or node.owner != owner or node.kind is None:
+            continue
+        sampled = node.config.get("temperature", option.default)
+        if isinstance(sampled, int | float) and sampled != trained:
+            message = f"hop {node.name} samples at temperature {sampled:g}, and owner {trainer} trains at {trained:g}"
+            help = f"set temperature: {sampled:g} under owners.{trainer}.learner too"
+            yield Diagnostic("FG304", node.place, message, help)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from typing import Any
 
@@ -100,9 +101,10 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
         try:
             spec.facts.validate(**made)
         except Exception as error:  # a user's function
-            reader.error(
-                "FG111", config.place, f"hop {decl.name}: {_said(error)}", "mend the options under with:"
-            )
+            said = _said(error)
+            named = [node for name, node in given.items() if re.search(rf"\b{re.escape(name)}\b", said)]
+            place = named[0].place if named else config.place
+            reader.error("FG111", place, f"hop {decl.name}: {said}", "mend the options under with:")
     found += reader.found
     return {name: node.plain() for name, node in given.items()}
 

@@ -17,6 +17,7 @@ class Meter:
         self.read: dict[str, int] = {}
         self.wrote: dict[str, int] = {}
         self.busy = dict.fromkeys(owners, 0.0)
+        self._at_work: dict[str, tuple[int, float]] = dict.fromkeys(owners, (0, 0.0))
         self.start()
 
     def start(self) -> None:
@@ -26,6 +27,17 @@ class Meter:
     @property
     def seconds(self) -> float:
         return round(time.monotonic() - self.began, 3)
+
+    def begins(self, owner: str) -> None:
+        """A firing is sent to an owner. It is busy while it has at least one, however many."""
+        n, since = self._at_work[owner]
+        self._at_work[owner] = (n + 1, since if n else time.monotonic())
+
+    def ends(self, owner: str) -> None:
+        n, since = self._at_work[owner]
+        self._at_work[owner] = (n - 1, since)
+        if n == 1:
+            self.busy[owner] += time.monotonic() - since
 
     def count(self, hop: str, read: Mapping[str, int], wrote: Mapping[str, int]) -> None:
         for total, one in ((self.read, read), (self.wrote, wrote)):

@@ -61,6 +61,9 @@ class Ring:
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
         self.steps_done = 0
+        self.over: dict[int, Record] = {}
+        self.ended = False
+        self.final = False
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -93,7 +96,9 @@ class Ring:
         """Turn until every step is trained, synced and evaluated. Raises RunError by name; no wait lacks a deadline."""
         while True:
             self._pump()
-            if self._finished():
+            if self._exhausted() and self._last_events():
+                continue
+            if self._finished() or self._exhausted():
                 break
             if not self.inbox:
                 self.inbox.extend(self._wait())
@@ -120,6 +125,22 @@ class Ring:
     def _finished(self) -> bool:
         waiting = any(self.triggers.values()) or any(not f.record for f in self.in_flight.values())
         return self.steps_done >= self.plan.run.steps and not waiting
+
+    def _exhausted(self) -> bool:
+        """Whether a source has ended, and all that came of it is trained, so that no further step can be made."""
+        return self.ended and self.steps_done > 0 and not self.in_flight and not self.inbox
+
+    def _last_events(self) -> bool:
+        """Queue what waits for the last version, which has come early. False when nothing does, and the second time."""
+        if self.final:
+            return False
+        self.final = True
+        for name, values in self.triggers.items():
+            for watch in self.plan.hops[name].watches:
+                last = self.folds.latest.get((watch.producer, watch.output))
+                if watch.mode == "event" and last is not None and last % watch.every:
+                    values.append(last)
+        return any(self.triggers.values())
 
     def _wait(self) -> Iterable[tuple[str, FromWorker]]:
         """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when one is late."""
@@ -184,8 +205,10 @@ class Ring:
                     self._drop(fold.hop.name, name, item)
             else:
                 self._publish(fold.hop.name, name, output)
-        # A source goes on while its readers have room; any other fold waits for the next change.
-        fold.changed |= made and not fold.hop.watches
+        if not fold.hop.watches:
+            # A source goes on while its readers have room; any other fold waits for the next change.
+            fold.changed |= made
+            self.ended = not made
 
     def _taken(self, row: Row) -> None:
         """A row leaves a queue for a fold: a finished trajectory is ready; whoever made the row may go on."""
@@ -235,12 +258,14 @@ class Ring:
                 self._follow(record, name)
 
     def _close_step(self, record: Record) -> None:
-        """Every hop on steps is done with this one."""
-        self.steps_done += 1
-        self.ledger.check()
-        members = [self.table.of(parent) for parent in record.row.parents]
-        self.observer.step(self.meter.step(record, members, self.ledger.counts))
-        self.table.close(record)
+        """Every hop on steps is done with this one: close it once those before it are, so that all is told in order."""
+        self.over[record.row.key] = record
+        while (first := self.over.pop(self.steps_done, None)) is not None:
+            self.steps_done += 1
+            self.ledger.check()
+            members = [self.table.of(parent) for parent in first.row.parents]
+            self.observer.step(self.meter.step(first, members, self.ledger.counts))
+            self.table.close(first)
         self.folds.wake_all()
 
     def _drop(self, hop: str, output: str, item: Dropped) -> None:
@@ -314,6 +339,7 @@ class Ring:
     def _send(self, hop: Hop, record: Record | None, holds: tuple[str, str] | None, fire: Fire) -> None:
         self.in_flight[fire.id] = Firing(hop.name, record, fire.lease, time.monotonic(), holds)
         self.next_id += 1
+        self.meter.begins(hop.owner)
         if hop.owner == "driver":
             self.local.handle(fire)
         else:
@@ -326,7 +352,7 @@ class Ring:
             return
         firing = self.in_flight.pop(message.id)
         hop = self.plan.hops[firing.hop]
-        self.meter.busy[hop.owner] += message.seconds
+        self.meter.ends(hop.owner)
         self.meter.count(hop.name, message.read, message.wrote)
         named = {**message.scalars, "seconds": round(message.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}

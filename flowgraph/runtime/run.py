@@ -87,6 +87,11 @@ def run_graph(
             ring.run()
             ring.save(str(run_dir.path / "model"))
             status, grace = "finished", 10.0
+            if ring.steps_done < plan.run.steps:
+                status = "exhausted"
+                view.note(
+                    f"the dataset ended after step {ring.steps_done} of {plan.run.steps}; the model is saved"
+                )
         except KeyboardInterrupt:
             status = "interrupted"
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from typing import Any, Protocol
 
@@ -47,14 +48,16 @@ def _number(value: float) -> str:
 
 
 class PlainView:
-    """One line a step."""
+    """One line a step. The time left is by the median of the last ten steps."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.took: list[float] = []
 
     def step(self, record: dict[str, Any]) -> None:
         values = "  ".join(f"{name} {text}" for name, text in shown(self.plan, record).items())
-        left = (self.plan.run.steps - record["step"]) * record["seconds"] / record["step"]
+        self.took = [*self.took[-9:], record["step_seconds"]]
+        left = (self.plan.run.steps - record["step"]) * statistics.median(self.took)
         clock = f"{record['step_seconds']:.1f} s, {_time(left)} left"
         print(f"step {record['step']:>3}/{self.plan.run.steps}  {values}  {clock}", flush=True)
 

@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "FG301": "an owner that is not there or lacks the resource",
     "FG302": "two writers of one value",
     "FG303": "a value is read after it died",
+    "FG304": "engine and learner differ in model, dtype or temperature",
     "FG401": "a cycle without a delay",
     "FG402": "rows would become staler than `max_lag`",
     "FG403": "rows of another kind than the reader takes",

@@ -95,6 +95,12 @@ class TableRows:
             fits = (its_prompt if prompt is None else prompt), (its_truth if truth is None else truth)
             if all(not column or _has(row, column) for column in fits):
                 return fits
+        for name, column in (("prompt", prompt), ("ground_truth", truth)):
+            if column and not _has(row, column):
+                raise ValueError(
+                    f"{self.path} has no column {column!r}, which {name}: names; "
+                    f"{near(column, row)}it has {', '.join(row)}"
+                )
         layouts = "; ".join(f"{p} and {t} ({who})" for who, p, t in LAYOUTS)
         raise ValueError(
             f"{self.path} has the columns {', '.join(row)}, which fit no known layout: {layouts}. "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_signals import await_end
+from tests.runtime.test_signals import await_end, default_sigint
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "flowgraph.cli", "run", "graphs/quickstart.yaml", "--plain"]
@@ -52,7 +52,8 @@ def test_ending_a_run_with_real_workers_leaves_nothing(
     smollm2: str, tmp_path: Path, seconds: float, how: signal.Signals
 ) -> None:
     before = set(os.listdir("/dev/shm"))
-    process = subprocess.Popen([*COMMAND, "--runs", str(tmp_path)], cwd=ROOT, start_new_session=True)
+    command = [*COMMAND, "--runs", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, preexec_fn=default_sigint)
     time.sleep(seconds)
     os.killpg(process.pid, how) if how is signal.SIGINT else process.kill()
     process.wait(30)

@@ -154,9 +154,17 @@ def test_a_payload_of_another_dtype_is_refused_by_name(tmp_path: Path) -> None:
         run_toy(tmp_path, "hops.rollout.with.wrong_dtype=true")
 
 
-def test_an_exhausted_dataset_ends_by_name_not_by_hanging(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing can fire at step 2: in flight 0, ready 3"):
-        run_toy(tmp_path, "hops.dataset.with={rows: 5}")
+def test_a_dataset_that_ends_ends_the_run_with_all_that_fills_a_batch(tmp_path: Path) -> None:
+    done = run_toy(tmp_path, "hops.dataset.with={rows: 7}")
+    assert done.steps == 3
+    assert summary(done.directory)["status"] == "exhausted"
+    assert summary(done.directory)["ledger"]["dropped"] == {"run ended": 3}
+    assert [r["eval.version"] for r in metrics(done.directory) if "eval.version" in r] == [0, 2, 3]
+
+
+def test_a_dataset_without_one_batch_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing can fire at step 0: in flight 0, ready 3"):
+        run_toy(tmp_path, "hops.dataset.with={rows: 1}")
 
 
 def test_a_run_of_processes_imports_no_torch_in_the_driver(tmp_path: Path) -> None:

@@ -15,12 +15,22 @@ import pytest
 from tests.runtime.harness import TOY, only_run, summary
 
 
+def default_sigint() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(tmp_path: Path, executor: str = "processes") -> subprocess.Popen[str]:
     """A run that would take minutes, in a session of its own, as a terminal would start it."""
     command = [sys.executable, "-m", "flowgraph.cli", "run", TOY, "--runs", str(tmp_path)]
     command += ["--executor", executor, "--set", "run.steps=100000"]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=default_sigint,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from flowgraph import Array, Dim, fold, Json, Rows, Run, Tokenizer
+from flowgraph import Array, Dim, Json, Rows, Run, Tokenizer, fold
 from hops import rows
 from hops.rows.gym import Format, Split
 
@@ -48,7 +48,7 @@ def reasoning_gym(
     *,
     tokenizer: Tokenizer,
     seed: Annotated[int, Run("seed")],
-    longest: Annotated[int, Dim("prompt")],
+    longest: Annotated[int, Dim("prompt")] = 2**31 - 1,
     task: str,
     options: dict[str, Any] | None = None,
     shots: int = 0,
@@ -92,7 +92,7 @@ def table(
     *,
     tokenizer: Tokenizer,
     seed: Annotated[int, Run("seed")],
-    longest: Annotated[int, Dim("prompt")],
+    longest: Annotated[int, Dim("prompt")] = 2**31 - 1,
     path: str,
     prompt: str | None = None,
     ground_truth: str | None = None,

@@ -112,7 +112,7 @@ def check_lifetimes(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
-    """FG304: an engine that gets a learner's weights serves the same model, and samples at the learner's temperature."""
+    """FG304: an engine that gets a learner's weights serves the same model, and samples at its temperature."""
     for node in graph.nodes.values():
         engine = graph.owners[node.owner].engine if node.owner in graph.owners else None
         for binding in node.bindings:
@@ -123,7 +123,8 @@ def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
             for fact in ("model", "dtype"):
                 ours, theirs = getattr(engine, fact), getattr(learner, fact)
                 if ours != theirs:
-                    message = f"owner {node.owner} serves {fact} {ours}, and gets the weights of {theirs} from {writer.owner}"
+                    gets = f"gets the weights of {theirs} from {writer.owner}"
+                    message = f"owner {node.owner} serves {fact} {ours}, and {gets}"
                     help = f"give both the same {fact}"
                     yield Diagnostic("FG304", graph.owners[node.owner].place, message, help)
             yield from _temperatures(graph, node.owner, writer.owner, learner.temperature)

@@ -130,7 +130,10 @@ def _room(graph: Graph, node: Node) -> int | None:
     assert spec.facts.room is not None
     given = {p.name: p.default for p in spec.params if not p.required} | fixed(graph, node)
     try:
-        given |= build_config(spec, node.config)
+        config = build_config(spec, node.config)
+        if spec.facts.validate is not None:
+            spec.facts.validate(**config)
+        given |= config
         return int(spec.facts.room(spec.state(), **given))
     except Exception:  # a user's code; a wrong option has a finding of its own
         return None

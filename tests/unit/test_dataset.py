@@ -365,3 +365,28 @@ def test_the_check_imports_neither_reasoning_gym_nor_pyarrow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "short", "answer": "1"}\n{"prompt": "' + "long " * 50 + '", "answer": "2"}\n')
+    state = Cursor()
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "seed": 0,
+        "path": str(path),
+        "shuffle": False,
+        "longest": 40,
+    }
+    assert len(dataset.table(state, **options).group) == 1
+    with pytest.raises(
+        ValueError, match=r"rows\.jsonl:2: the prompt has \d+ tokens, and dims\.prompt\.max is 40"
+    ):
+        dataset.table(state, **options)
+
+
+def test_a_named_column_that_is_not_there_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1"}\n')
+    with pytest.raises(ValueError, match="has no column 'promt', which prompt: names; did you mean 'prompt'"):
+        dataset.table(Cursor(), tokenizer=tokenizer, seed=0, path=str(path), prompt="promt")

@@ -206,9 +206,7 @@ def main() -> None:
                 print(job, {k: round(v, 2) for k, v in results[job][-1].items()}, flush=True)
     medians = {k: {m: statistics.median(one[m] for one in v) for m in v[0]} for k, v in results.items()}
     job = f"{PROMPTS} prompts x {SAMPLES} samples, <= {TOKENS} new tokens, SmolLM2-135M, bfloat16"
-    print(
-        f"\n{job}, medians of {options.rounds} rounds; x: TRL's figure over ours, or ours over TRL's for tokens/s\n"
-    )
+    print(f"\n{job}, medians of {options.rounds} rounds; x: how many times better than TRL\n")
     print(f"{'':22} {'s/step':>7} {'x':>5} {'tokens/s':>9} {'x':>5} {'peak GB':>8} {'x':>5}")
     theirs = medians["TRL"]
     for name, row in medians.items():

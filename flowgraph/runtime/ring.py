@@ -19,7 +19,7 @@ from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, who
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
-from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker, Save, Saved
+from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.runtime.worker import Worker, failed
@@ -38,6 +38,8 @@ class Ring:
     """Runs one plan on one executor until its steps are done.
 
     ready: hop → complete rows that it has yet to work on; triggers: hop → values that it has yet to fire on
+    over: steps that are done before an earlier one
+    ended: a source has no further row; final: and what fires on the last version is queued
     """
 
     def __init__(
@@ -108,19 +110,6 @@ class Ring:
             if place in ("in flight", "ready"):
                 self.ledger.move(key, "dropped", "run ended")
         self.ledger.check()
-
-    def save(self, directory: str) -> None:
-        """Have the learner write its model, each of several beside the first. Does nothing in a graph without one."""
-        owners = [name for name, spec in self.plan.owners.items() if spec.learner is not None]
-        for owner in owners:
-            self.executor.send(owner, Save(directory if owner == owners[0] else f"{directory}-{owner}"))
-            saved = False
-            while not saved:
-                for _, message in self.executor.wait(self.plan.run.deadline):
-                    # What else comes is of firings that no step waits for any more.
-                    if isinstance(message, Failed) and message.id < 0:
-                        raise error_of(message)
-                    saved |= isinstance(message, Saved)
 
     def _finished(self) -> bool:
         waiting = any(self.triggers.values()) or any(not f.record for f in self.in_flight.values())

@@ -21,6 +21,8 @@ from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import create
 from flowgraph.runtime.executors import Executor, InProcess, Processes
+from flowgraph.runtime.firing import error_of
+from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.rundir import RunDir
 from flowgraph.runtime.view import View, make_view
@@ -85,7 +87,7 @@ def run_graph(
             workers.start(plan, paths, fds)
             ring.start()
             ring.run()
-            ring.save(str(run_dir.path / "model"))
+            _save(plan, workers, str(run_dir.path / "model"))
             status, grace = "finished", 10.0
             if ring.steps_done < plan.run.steps:
                 status = "exhausted"
@@ -111,6 +113,20 @@ def run_graph(
             run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.meter.busy, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds)
+
+
+def _save(plan: Plan, workers: Executor, directory: str) -> None:
+    """Have every learner write its model, each of several beside the first."""
+    owners = [name for name, spec in plan.owners.items() if spec.learner is not None]
+    for owner in owners:
+        workers.send(owner, Save(directory if owner == owners[0] else f"{directory}-{owner}"))
+        saved = False
+        while not saved:
+            for _, message in workers.wait(plan.run.deadline):
+                # What else comes is of firings that no step waits for any more.
+                if isinstance(message, Failed) and message.id < 0:
+                    raise error_of(message)
+                saved |= isinstance(message, Saved)
 
 
 def _check_lock(graph: Graph, models: dict[str, ModelDir]) -> None:

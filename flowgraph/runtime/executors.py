@@ -20,7 +20,7 @@ from typing import Protocol
 from flowgraph.errors import DeadlineError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
 from flowgraph.runtime.arena import map_all
-from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
+from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode, frame
 from flowgraph.runtime.worker import Worker, failed
 
 
@@ -213,7 +213,7 @@ class Processes:
         data = encode(message)
         self.control_bytes += len(data)
         link = self.links[owner]
-        link.outbox += len(data).to_bytes(4, "little") + data
+        link.outbox += frame(data)
         self._flush(link)
 
     def _flush(self, link: _Link) -> None:
@@ -262,8 +262,7 @@ class Processes:
         links, self.links = self.links, {}
         if grace > 0:
             for link in links.values():
-                data = encode(Stop())
-                link.outbox += len(data).to_bytes(4, "little") + data
+                link.outbox += frame(encode(Stop()))
                 self._flush(link)
         until = time.monotonic() + grace
         for link in links.values():

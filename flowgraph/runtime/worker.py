@@ -31,6 +31,7 @@ from flowgraph.runtime.messages import (
     ToWorker,
     decode_to_worker,
     encode,
+    frame,
 )
 from flowgraph.spec.config import build_config, import_object
 from flowgraph.spec.hop import HopSpec, read_spec
@@ -57,7 +58,8 @@ class Worker:
     ) -> None:
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
-        self.hops = {name: hop for name, hop in plan.hops.items() if hop.owner == owner}
+        # Folds are the driver's own: it binds and fires them itself.
+        self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.calls: dict[str, Callable[..., Any]] = {}
         self.resources: dict[str, Any] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -93,9 +95,8 @@ class Worker:
         if isinstance(message, Fire):
             hop = self.hops[message.hop]
             if hop.concurrent and self.owner.name == "driver":
-                asyncio.run(
-                    self._fire_async(hop, message)
-                )  # it has no loop of its own, and nothing to do meanwhile
+                # The driver has no loop of its own, and nothing to do meanwhile.
+                asyncio.run(self._fire_async(hop, message))
             elif hop.concurrent:
                 task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
                 self.tasks.add(task)
@@ -185,8 +186,7 @@ async def _serve(sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock)
 
     def send(message: FromWorker) -> None:
-        data = encode(message)
-        writer.write(len(data).to_bytes(4, "little") + data)
+        writer.write(frame(encode(message)))
 
     async def receive() -> ToWorker:
         size = int.from_bytes(await reader.readexactly(4), "little")

@@ -68,9 +68,6 @@ class HopSpec(msgspec.Struct, frozen=True):
     place: Place
     doc: str
 
-    def input(self, name: str) -> Port | None:
-        return next((p for p in self.inputs if p.name == name), None)
-
     @property
     def columns(self) -> tuple[Port, ...]:
         """What its rows carry: a fold's row columns, else the outputs that hold payload."""

@@ -12,6 +12,8 @@ from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
 from flowgraph.spec.types import (
     Array,
+    Below,
+    Derivable,
     Dim,
     Dropped,
     Event,
@@ -24,6 +26,7 @@ from flowgraph.spec.types import (
     Run,
     Scalars,
     Seam,
+    Shared,
     Tensors,
     Text,
     TiledOver,
@@ -31,7 +34,9 @@ from flowgraph.spec.types import (
 
 __all__ = [
     "Array",
+    "Below",
     "CheckError",
+    "Derivable",
     "Diagnostic",
     "Dim",
     "Dropped",
@@ -52,6 +57,7 @@ __all__ = [
     "Sampling",
     "Scalars",
     "Seam",
+    "Shared",
     "Tensors",
     "Text",
     "TiledOver",

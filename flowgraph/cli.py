@@ -93,8 +93,8 @@ def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
 )
 def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: str | None) -> None:
     """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
-    from flowgraph import draw as drawing
     from flowgraph.plan.lower import lower
+    from flowgraph.report import draw as drawing
 
     formats: dict[str, drawing.Format] = {".svg": "svg", ".mmd": "mermaid"}
     suffix = Path(output).suffix if output else ".mmd"
@@ -125,8 +125,8 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
     """Price every seam of GRAPH in bytes a step, largest first."""
     import shutil
 
-    from flowgraph import audit as auditing
     from flowgraph.plan.lower import lower
+    from flowgraph.report import audit as auditing
 
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
@@ -185,7 +185,7 @@ def run(
     loaded = _checked(graph, overrides)
     assert loaded.graph is not None
     assert loaded.root is not None
-    from flowgraph.draw import draw as drawing
+    from flowgraph.report.draw import draw as drawing
     from flowgraph.runtime.run import run_graph
 
     try:

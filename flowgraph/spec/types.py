@@ -6,6 +6,7 @@ with one of the markers below. A port without a marker that is no array is refus
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -111,15 +112,52 @@ class Mask(msgspec.Struct, frozen=True):
 
 
 class LastToken(msgspec.Struct, frozen=True):
-    """Non-zero only at the last valid token of each row along `dim`."""
+    """Non-zero at most at the last valid token of each row along `dim`: one value a row is enough.
+
+    The bounds of the rows are the hop's port of shape `dim+1`, and what is valid says its `Mask` of the same shape as
+    this port. `bounds` and `mask` name them when there are several.
+    """
 
     dim: str
+    bounds: str = ""
+    mask: str = ""
 
 
 class TiledOver(msgspec.Struct, frozen=True):
-    """Constant along each row of `dim`, times the mask."""
+    """Constant over the valid tokens of each row along `dim`, and 0 elsewhere: one value a row is enough.
+
+    Bounds and mask are found as those of LastToken. Without any mask every token is valid.
+    """
 
     dim: str
+    bounds: str = ""
+    mask: str = ""
+
+
+class Below(msgspec.Struct, frozen=True):
+    """Integers in [0, bound); `bound` is a dim expression ("vocab", "token+1"). The smallest unsigned dtype fits."""
+
+    bound: str
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Rows along `dim` share prefixes with the row before them: what is shared is there once.
+
+    Lossless whatever the content. The bounds of the rows are found as those of LastToken.
+    """
+
+    dim: str
+    bounds: str = ""
+
+
+class Derivable(msgspec.Struct, frozen=True):
+    """A pure function of other outputs of the same hop: nothing crosses to a reader that has those.
+
+    by: a module-level function that takes the arrays named in `sources`, in order, and gives this one
+    """
+
+    by: Callable[..., Any]
+    sources: tuple[str, ...]
 
 
 # --- where a keyword-only parameter gets its value when it is not the user's to set ---------------------------
@@ -144,7 +182,7 @@ class Run(msgspec.Struct, frozen=True):
     name: Literal["seed", "steps"]
 
 
-Fact = Mask | LastToken | TiledOver
+Fact = Mask | LastToken | TiledOver | Below | Shared | Derivable
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ("bool", *INTEGERS, "float16", "float32", "float64")

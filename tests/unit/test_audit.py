@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flowgraph.audit import Audit, FieldRow, Measured, SeamRow, audit, render_table, to_json
-from flowgraph.audit.units import per_step, percent_text, share_text, size_text
 from flowgraph.plan.lower import compile_file
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit import Audit, FieldRow, Measured, SeamRow, audit, render_table, to_json
+from flowgraph.report.audit.units import per_step, percent_text, share_text, size_text
 from tests.unit import plans
 
 GRAPH = str(Path(__file__).parents[2] / "graphs" / "quickstart.yaml")
@@ -174,7 +174,7 @@ def test_percentages_are_signed_and_shares_never_lie_about_zero_and_all() -> Non
 
 def test_draw_and_audit_import_neither_torch_nor_networkx() -> None:
     code = (
-        "import sys, flowgraph.draw, flowgraph.audit; "
+        "import sys, flowgraph.report.draw, flowgraph.report.audit; "
         "print([m for m in ('torch', 'networkx', 'transformers') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

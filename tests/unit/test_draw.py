@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgraph.audit import Measured, audit
-from flowgraph.draw import FORMATS, draw
-from flowgraph.draw.cells import main_path, place
-from flowgraph.draw.layout import layout
-from flowgraph.draw.shapes import Label, Picture
-from flowgraph.draw.text import fit, text_width, wrap
 from flowgraph.plan.lower import compile_file
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit import Measured, audit
+from flowgraph.report.draw import FORMATS, draw
+from flowgraph.report.draw.cells import main_path, place
+from flowgraph.report.draw.layout import layout
+from flowgraph.report.draw.shapes import Label, Picture
+from flowgraph.report.draw.text import fit, text_width, wrap
 from tests.unit import plans
 
 GRAPH = str(Path(__file__).parents[2] / "graphs" / "quickstart.yaml")

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import msgspec
 
-from flowgraph.audit.audit import Audit
-from flowgraph.draw import route
-from flowgraph.draw.cells import main_path, place
-from flowgraph.draw.labels import EdgeText, edge_text, node_text
-from flowgraph.draw.route import Edge, Item
-from flowgraph.draw.shapes import (
+from flowgraph.plan.plan import Plan, Seam
+from flowgraph.report.audit.audit import Audit
+from flowgraph.report.draw import route
+from flowgraph.report.draw.cells import main_path, place
+from flowgraph.report.draw.labels import EdgeText, edge_text, node_text
+from flowgraph.report.draw.route import Edge, Item
+from flowgraph.report.draw.shapes import (
     CLEAR,
     LINE,
     SIZE,
@@ -28,8 +29,7 @@ from flowgraph.draw.shapes import (
     small_text,
     tall,
 )
-from flowgraph.draw.text import text_width
-from flowgraph.plan.plan import Plan, Seam
+from flowgraph.report.draw.text import text_width
 
 WIDTH = 1100.0  # what a README or a laptop shows without scrolling
 EDGE = 16.0  # margin

@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from flowgraph.audit.audit import Audit, FieldRow, SeamRow
-from flowgraph.audit.units import per_step, percent_text, size_text
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan, Seam
+from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow
+from flowgraph.report.audit.units import per_step, percent_text, size_text
 from flowgraph.spec.dims import Size
 
 Line = Literal["solid", "dashed", "dotted"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from flowgraph.draw.labels import is_forward
 from flowgraph.plan.plan import Plan
+from flowgraph.report.draw.labels import is_forward
 
 Cell = tuple[int, int]  # row, column
 

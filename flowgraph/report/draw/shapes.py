@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from flowgraph.draw.labels import EdgeText, NodeText
-from flowgraph.draw.text import Font, fit, text_width
+from flowgraph.report.draw.labels import EdgeText, NodeText
+from flowgraph.report.draw.text import Font, fit, text_width
 
 LINE = 13.0  # height of a line of text in a label
 SIZE = 10.0  # its font size

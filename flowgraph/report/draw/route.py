@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from flowgraph.draw.cells import Cell
-from flowgraph.draw.shapes import CLEAR, LINE, LabelText
+from flowgraph.report.draw.cells import Cell
+from flowgraph.report.draw.shapes import CLEAR, LINE, LabelText
 
 Kind = Literal["across", "down", "channel", "gutter"]
 Side = Literal["top", "bottom"]

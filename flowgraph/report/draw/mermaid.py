@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from flowgraph.audit.audit import Audit
-from flowgraph.draw.labels import EdgeText, NodeText, edge_text, is_forward, node_text
-from flowgraph.draw.layout import stroke_width
-from flowgraph.draw.text import clean
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit.audit import Audit
+from flowgraph.report.draw.labels import EdgeText, NodeText, edge_text, is_forward, node_text
+from flowgraph.report.draw.layout import stroke_width
+from flowgraph.report.draw.text import clean
 
 CLASSES = (
     "classDef cpu fill:#dbe9f6,stroke:#818b98,color:#1f2328",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from flowgraph.audit.audit import Audit
-from flowgraph.draw.labels import OFF, dims_text, totals_text
-from flowgraph.draw.layout import HEAD, NAME, layout
-from flowgraph.draw.shapes import LINE, SIZE, SPACE, EdgeLine, Label, NodeBox, Picture, Point, Span
-from flowgraph.draw.text import clean, escape, fit, text_width, wrap
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit.audit import Audit
+from flowgraph.report.draw.labels import OFF, dims_text, totals_text
+from flowgraph.report.draw.layout import HEAD, NAME, layout
+from flowgraph.report.draw.shapes import LINE, SIZE, SPACE, EdgeLine, Label, NodeBox, Picture, Point, Span
+from flowgraph.report.draw.text import clean, escape, fit, text_width, wrap
 
 SANS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from flowgraph.audit.audit import Audit, FieldRow, SeamRow, Total
-from flowgraph.audit.units import per_step, percent_text, share_text, size_text
+from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow, Total
+from flowgraph.report.audit.units import per_step, percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flowgraph.audit.audit import audit
-from flowgraph.draw.mermaid import to_mermaid
-from flowgraph.draw.svg import to_svg
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit.audit import audit
+from flowgraph.report.draw.mermaid import to_mermaid
+from flowgraph.report.draw.svg import to_svg
 
 Format = Literal["svg", "mermaid"]
 FORMATS: tuple[Format, ...] = ("svg", "mermaid")

@@ -93,7 +93,7 @@ def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
 )
 def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: str | None) -> None:
     """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
-    from flowgraph.plan.lower import lower
+    from flowgraph.plan.compile import compile_graph
     from flowgraph.report import draw as drawing
 
     formats: dict[str, drawing.Format] = {".svg": "svg", ".mmd": "mermaid"}
@@ -103,7 +103,7 @@ def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: st
     loaded = _checked(graph, overrides)
     assert loaded.graph is not None
     measured = _measured(run_dir, loaded.graph.file.name)
-    text = drawing.draw(lower(loaded.graph), format=formats[suffix], measured=measured)
+    text = drawing.draw(compile_graph(loaded.graph), format=formats[suffix], measured=measured)
     if output:
         _write(Path(output), text)
         click.echo(f"wrote {output}")
@@ -125,12 +125,12 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
     """Price every seam of GRAPH in bytes a step, largest first."""
     import shutil
 
-    from flowgraph.plan.lower import lower
+    from flowgraph.plan.compile import compile_graph
     from flowgraph.report import audit as auditing
 
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
-    result = auditing.audit(lower(loaded.graph), _measured(run_dir, loaded.graph.file.name))
+    result = auditing.audit(compile_graph(loaded.graph), _measured(run_dir, loaded.graph.file.name))
     click.echo(
         auditing.to_json(result)
         if as_json

@@ -8,7 +8,9 @@ FlowgraphError
     ├── HopError        FG902  a hop raised
     ├── WorkerDied      FG903  a worker process ended
     ├── DeadlineError   FG904  a wait outlived its deadline
-    └── LedgerError     FG905  trajectories were lost or counted twice
+    ├── LedgerError     FG905  trajectories were lost or counted twice
+    ├── PromiseBroken   FG906  a hop breaks a promise about the content of a column
+    └── HiddenState     FG907  a hop that declares no state keeps some
 """
 
 from __future__ import annotations
@@ -93,3 +95,11 @@ class DeadlineError(RunError):
 
 class LedgerError(RunError):
     code = "FG905"
+
+
+class PromiseBroken(RunError):
+    code = "FG906"
+
+
+class HiddenState(RunError):
+    code = "FG907"

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from flowgraph import Array, Dim, Json, Rows, Run, Tokenizer, fold
+from flowgraph import Array, Below, Dim, Json, Rows, Run, Tokenizer, fold
 from hops import rows
 from hops.rows.gym import Format, Split
 
@@ -30,7 +30,7 @@ class Group(NamedTuple):
     "messages": the prompt as messages; `hops.rows.pack` writes it and `hops.rows.unpack` reads it
     """
 
-    prompt: Int32[Array, "prompt"]
+    prompt: Annotated[Int32[Array, "prompt"], Below("vocab")]
     ground_truth: Annotated[Any, Json(mean=256, max=32768)]
 
 

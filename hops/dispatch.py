@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
-from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Run, Seam, fold
+from flowgraph import Array, Below, Dim, Dropped, Event, Latest, Row, Rows, Run, Seam, fold
 
 
 class InFlight(msgspec.Struct):
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     parents: tuple[Row, ...]
     tag: int
     uid: Int64[Array, ""]
-    sample: Int32[Array, ""]
+    sample: Annotated[Int32[Array, ""], Below("sample")]
     trajectory: Int64[Array, ""]
     key: UInt64[Array, ""]
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from flowgraph import Array, Dim, Engine, Mask, Sampling, Scalars, effect
+from flowgraph import Array, Below, Dim, Engine, Mask, Sampling, Scalars, effect
 
 
 class Trajectory(NamedTuple):
@@ -17,11 +17,11 @@ class Trajectory(NamedTuple):
     logprobs and versions are those of the sampled tokens (0 and -1 on the prompt); response_mask marks them.
     """
 
-    tokens: Int32[Array, "token"]
+    tokens: Annotated[Int32[Array, "token"], Below("vocab")]
     logprobs: Float32[Array, "token"]
     response_mask: Annotated[Bool[Array, "token"], Mask()]
     versions: Int32[Array, "token"]
-    leaf_offsets: Int64[Array, "leaf+1"]
+    leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
     metrics: Annotated[dict[str, float], Scalars()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from flowgraph.engines.registry import EngineOptions
 from flowgraph.errors import Place
 from flowgraph.learners.registry import LearnerOptions
 from flowgraph.spec.dims import Expr, Size
+from flowgraph.spec.forms import PLAIN, Wire
 from flowgraph.spec.graphfile import GraphFile, InputDecl
 from flowgraph.spec.hop import HopSpec
 from flowgraph.spec.ports import Port
@@ -23,6 +24,8 @@ class Binding(msgspec.Struct):
     via: the hop that the graph names; whose rows the reader follows
     producer: the hop that writes the value (`via` itself, or an ancestor whose column `via` hands on by reference)
     source: the producer's port; None when a whole row stream is bound
+    derived: the reader makes the value from others that it reads, so that nothing crosses
+    once: what a group's trajectories have in common is read once a group, not once a trajectory
     """
 
     port: Port
@@ -30,6 +33,8 @@ class Binding(msgspec.Struct):
     producer: str
     source: Port | None
     decl: InputDecl
+    derived: bool = False
+    once: bool = False
 
     @property
     def carries_rows(self) -> bool:
@@ -47,7 +52,14 @@ class Binding(msgspec.Struct):
 
 
 class Node(msgspec.Struct):
-    """One hop of the graph. kind: the rows it makes or works on; None for a hop that only events fire."""
+    """One hop of the graph.
+
+    kind: the rows it makes or works on; None for a hop that only events fire
+    free: nobody said who owns it
+    wires: column → what becomes of it, where that is not to be written as it is
+    relayed: what it writes passes through the driver's memory, as every other system carries it
+    group: the hop with which it fires as one; "" when it fires by itself
+    """
 
     name: str
     spec: HopSpec
@@ -57,6 +69,16 @@ class Node(msgspec.Struct):
     bindings: list[Binding] = []
     kind: RowKind | None = None
     capacity: int | None = None
+    free: bool = False
+    wires: dict[str, Wire] = {}
+    relayed: bool = True
+    group: str = ""
+
+    def wire(self, column: str) -> Wire:
+        return self.wires.get(column, PLAIN)
+
+    def column(self, name: str) -> Port | None:
+        return next((p for p in self.spec.columns if p.name == name), None)
 
     def binding(self, port: str) -> Binding | None:
         return next((b for b in self.bindings if b.port.name == port), None)
@@ -81,16 +103,32 @@ class Graph(msgspec.Struct):
     """The whole ring, resolved: names are hops, types are known, nothing has run.
 
     broken: hops that resolve has findings about, so that nothing can be concluded from what they seem to lack
+    model_dims: sizes that the owners' models have (vocab, layers, …), where `dims:` says nothing of them
+    mapped: whether every process maps only the memory that it reads
     """
 
     file: GraphFile
     owners: dict[str, Owner]
     nodes: dict[str, Node]
     broken: set[str] = set()
+    model_dims: dict[str, Size] = {}
+    mapped: bool = False
 
     @property
     def dims(self) -> dict[str, Size]:
-        return self.file.dims
+        return {**self.model_dims, **self.file.dims}
+
+    def with_nodes(self, changed: Mapping[str, Node]) -> Graph:
+        """This graph with some of its nodes replaced, in the same order."""
+        return msgspec.structs.replace(self, nodes={**self.nodes, **changed})
+
+    def by_column(self) -> dict[tuple[str, str], list[tuple[Node, Binding]]]:
+        """(hop, column) → who reads it, in file order."""
+        found: dict[tuple[str, str], list[tuple[Node, Binding]]] = {}
+        for node, binding in self.columns():
+            if binding.source is not None:
+                found.setdefault((binding.producer, binding.source.name), []).append((node, binding))
+        return found
 
     def readers(self, producer: str) -> list[tuple[Node, Binding]]:
         """Every (node, binding) that reads a value which `producer` writes."""
@@ -136,8 +174,8 @@ def later(a: RowKind | None, b: RowKind | None) -> RowKind | None:
 
 
 def collects(producer: Node, reader: Node) -> bool:
-    """Whether the reader's one row is made from many of the producer's: only a step is."""
-    return reader.kind == "step" and producer.kind != "step"
+    """Whether the reader's one row is made from many of the producer's: only a step is. A fold reads row by row."""
+    return reader.kind == "step" and producer.kind != "step" and reader.spec.facts.kind != "fold"
 
 
 def repeats(source: Port, producer: Node, port: Port, reader: Node) -> bool:

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import pkgutil
 import sys
+from collections.abc import Mapping
 
 from flowgraph.errors import Diagnostic
-from flowgraph.ir.graph import Binding, Graph, Node, later
+from flowgraph.ir.graph import Binding, Graph, Node, Owner, later
+from flowgraph.models import facts
 from flowgraph.passes.bind import bind, bind_columns
 from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
 from flowgraph.spec.config import import_object
+from flowgraph.spec.dims import Size
 from flowgraph.spec.graphfile import GraphFile, HopDecl
 from flowgraph.spec.hop import HopSpec, read_spec
 from flowgraph.spec.ports import HopTypeError
 from flowgraph.spec.reader import near
+
+MODEL_DIMS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k")
 
 
 def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
     """Graph file → graph. What can't be resolved is reported and left out, so that later checks still see the rest."""
     found: list[Diagnostic] = []
     owners = {name: read_owner(decl, found) for name, decl in file.owners.items()}
-    graph = Graph(file, owners, {})
+    graph = Graph(file, owners, {}, model_dims=model_dims(owners))
     for name, decl in file.hops.items():
         spec = _spec(decl, found)
         if spec is None:
             graph.broken.add(name)
             continue
         config = read_config(decl, spec, found)
-        owner = decl.owner or spec.facts.owner or ""
-        graph.nodes[name] = Node(name, spec, decl.place, owner, config, capacity=decl.capacity)
+        owner = decl.owner or spec.facts.owner
+        # A hop that nobody places is on the driver, where other systems run it, until the pass `place` moves it.
+        graph.nodes[name] = Node(
+            name, spec, decl.place, owner or "driver", config, capacity=decl.capacity, free=owner is None
+        )
     for node in graph.nodes.values():
         bind(graph, node, found)
     cycles = undelayed(graph)
@@ -40,8 +48,19 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
-    _place_free(graph)
     return graph, found
+
+
+def model_dims(owners: Mapping[str, Owner]) -> dict[str, Size]:
+    """What the owners' models say of themselves: vocab, layers, hidden, …; of several models the largest counts."""
+    found: dict[str, Size] = {}
+    for model in dict.fromkeys(o.model for o in owners.values() if o.model):
+        known = facts(model)
+        for name in MODEL_DIMS if known else ():
+            value = getattr(known, name)
+            if value and value > found.get(name, Size(0, 0)).max:
+                found[name] = Size(value, value)
+    return found
 
 
 def _spec(decl: HopDecl, found: list[Diagnostic]) -> HopSpec | None:
@@ -99,12 +118,3 @@ def _wrong_rows(graph: Graph, binding: Binding) -> bool:
         and binding.flows
         and graph.nodes[binding.via].kind != binding.port.row_kind
     )
-
-
-def _place_free(graph: Graph) -> None:
-    """A hop without an owner goes where its output is read, so that no seam is crossed for it; else to the driver."""
-    for node in reversed(list(graph.nodes.values())):
-        if not node.owner:
-            owners = [n.owner for n, b in graph.readers(node.name) if n.owner and not b.carries_rows]
-            workers = [o for o in owners if o != "driver"]
-            node.owner = next(iter(workers or owners), "driver")

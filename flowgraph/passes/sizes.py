@@ -7,15 +7,18 @@ a trajectory they count its own leaves and tokens, on a step those of all its tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 from flowgraph.ir.graph import Graph, Node
-from flowgraph.spec.dims import Expr, Size
+from flowgraph.spec.dims import Expr, Size, symbol
+from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import dtype_of
 
 Which = Literal["mean", "max"]
+COUNT = 4  # bytes of the number of elements that a row shares with the one before it
 
 
 def size_of(name: str, dims: Mapping[str, Size], which: Which, default: float = 1) -> float:
@@ -48,12 +51,41 @@ def evaluate(expr: Expr, kind: str | None, dims: Mapping[str, Size], which: Whic
 
 
 def value_bytes(port: Port, kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
-    """Bytes of one row's value of a port that is no set of tensors."""
-    count = 1.0
-    for dim in port.shape:
-        count *= evaluate(dim, kind, dims, which)
+    """Bytes of one row's value of a port that is no set of tensors, as the hop gives it."""
     each = dtype_of(port.dtype).itemsize if port.kind == "array" else getattr(port, which)
-    return count * float(each)
+    return _count(port.shape, kind, dims, which) * float(each)
+
+
+def stored_bytes(port: Port, wire: Wire, kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
+    """Bytes of one row's value as it lies in its block."""
+    form = wire.form
+    if isinstance(form, Bits):
+        return math.ceil(_count(port.shape, kind, dims, which) / 8)
+    if port.kind != "array":
+        return value_bytes(port, kind, dims, which)
+    each = dtype_of(wire.dtype or port.dtype).itemsize
+    if isinstance(form, PerRow):
+        return each * evaluate(symbol(form.dim), kind, dims, which)
+    whole = each * _count(port.shape, kind, dims, which)
+    if isinstance(form, Prefix):
+        rows = evaluate(symbol("leaf"), kind, dims, which)
+        # Leaves of one trajectory have its prompt in common at the least; nothing at all, at the bound.
+        common = (rows - 1) * size_of("prompt", dims, "mean", 0) * each if which == "mean" else 0
+        return COUNT * rows + max(0.0, whole - common)
+    return whole
+
+
+def _count(shape: tuple[Expr, ...], kind: str | None, dims: Mapping[str, Size], which: Which) -> float:
+    count = 1.0
+    for dim in shape:
+        count *= evaluate(dim, kind, dims, which)
+    return count
+
+
+def smallest_unsigned(bound: float) -> str | None:
+    """The narrowest dtype for integers in [0, bound)."""
+    widths = (8, 16, 32)
+    return next((f"uint{bits}" for bits in widths if bound <= 2**bits), None)
 
 
 def slots(graph: Graph, node: Node) -> int:

@@ -6,11 +6,13 @@ A block is one row's record of one hop. Its descriptor is the offset in the owne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from flowgraph.plan.plan import Column, Hop, TensorSlot
+from flowgraph.spec.forms import Bits
 from flowgraph.spec.types import dtype_of
 
 
@@ -27,7 +29,10 @@ def aligned(n: int, to: int = 8) -> int:
 
 
 def spans(hop: Hop, sizes: Mapping[str, int]) -> dict[str, Span]:
-    """Spans of the written columns, in order, each aligned to 8 bytes. `sizes`: Hop.dims → integers."""
+    """Spans of the written columns, in order, each aligned to 8 bytes. `sizes`: Hop.dims → integers.
+
+    The shape is that of the array as it lies there: flat bytes for bits.
+    """
     out: dict[str, Span] = {}
     at = 0
     for column in hop.written:
@@ -38,12 +43,12 @@ def spans(hop: Hop, sizes: Mapping[str, int]) -> dict[str, Span]:
 
 
 def _span(column: Column, sizes: Mapping[str, int], at: int) -> Span:
-    if column.kind == "array":
-        shape = tuple(sizes[d] for d in column.shape)
-        count = 1
-        for n in shape:
-            count *= n
-        return Span(at, count * dtype_of(column.dtype).itemsize, shape)
+    if not column.opaque:
+        shape = tuple(sizes[d] for d in column.stored_shape)
+        count = math.prod(shape)
+        if isinstance(column.form, Bits):
+            return Span(at, -(-count // 8), (-(-count // 8),))
+        return Span(at, count * dtype_of(column.stored).itemsize, shape)
     if column.kind == "tensors":
         at = aligned(at, 64)
     return Span(at, sizes[f"#{column.name}"])

@@ -1,112 +1,167 @@
-"""lower: a checked graph becomes a plan: columns priced, blocks sized, every port bound to bytes or messages."""
+"""lower: a rewritten graph becomes a plan: columns priced, blocks sized, every port bound to bytes or messages."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
-from flowgraph.errors import CheckError
-from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repeats
-from flowgraph.models import facts
+import msgspec
+
+from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.fixed import fixed
-from flowgraph.passes.pipeline import load
-from flowgraph.passes.sizes import evaluate, size_of, slots, value_bytes
-from flowgraph.plan.layout import aligned, tensor_bytes
-from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, TensorSlot, Watch
-from flowgraph.plan.seams import seams
+from flowgraph.passes.order import firings, in_order, makes_rows, triggers
+from flowgraph.passes.sizes import evaluate, size_of, slots
+from flowgraph.plan.columns import column, dims_of, read
+from flowgraph.plan.layout import aligned
+from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
+from flowgraph.plan.seams import priced, seams, unread
 from flowgraph.spec.dims import parse
 from flowgraph.spec.ports import Port
 
-FRAME = 8  # bytes around one text, and around a list of values
 OVERHEAD = 64  # room to align a set of tensors inside a block
 
 
-def lower(graph: Graph) -> Plan:
-    """Pure but for reading model configs. The graph has no findings."""
-    lag = graph.max_lag or 0
-    hops = {name: _hop(graph, node) for name, node in graph.nodes.items()}
-    overlap = lag > 0
-    owners = {name: _owner(graph, name, hops, overlap) for name in _used_owners(graph)}
+def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -> Plan:
+    """Pure but for reading model configs. The graph has no findings. passes: those that it went through."""
+    before = triggers(graph)
+    every = firings(graph, before)
+    known = frozenset(graph.by_column())
+    groups = _groups(graph)
+    hops = {
+        name: _hop(graph, node, known, before[name], groups.get(node.group, ()), every[name])
+        for name, node in graph.nodes.items()
+    }
+    hops = priced(graph, shared(hops))
     return Plan(
         graph=graph.file.name,
         doc=graph.file.doc,
-        dims=graph.dims,
+        dims=graph.file.dims,
         run=graph.file.run,
-        max_lag=lag,
-        overlap=overlap,
-        owners=owners,
+        max_lag=graph.max_lag or 0,
+        passes=tuple(passes),
+        verify=verify,
+        owners=_owners(graph, hops),
         hops=hops,
         seams=tuple(seams(graph, hops)),
+        unread=unread(graph, hops),
     )
 
 
-def compile_file(path: str, overrides: Sequence[str] = ()) -> Plan:
-    """The plan of a graph file. Raises CheckError with all findings."""
-    loaded = load(path, overrides)
-    if loaded.diagnostics or loaded.graph is None:
-        raise CheckError(loaded.diagnostics)
-    return lower(loaded.graph)
+def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Head → the hops that fire with it, each after those that it waits for: file order will not do."""
+    members: dict[str, list[str]] = {}
+    for node in graph.nodes.values():
+        if node.group:
+            members.setdefault(node.group, []).append(node.name)
+    if not members:
+        return {}
+    place = {name: i for i, name in enumerate(in_order(triggers(graph)))}
+    return {head: tuple(sorted(names, key=place.__getitem__)) for head, names in members.items()}
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
+def shared(hops: dict[str, Hop]) -> dict[str, Hop]:
+    """What several hops of a group read in the same way is read once, by the first of them."""
+    out = dict(hops)
+    for head in (h for h in hops.values() if h.group and h.heads):
+        seen: set[tuple[str, str, str]] = set()
+        for name in head.group:
+            reads = []
+            for one in hops[name].reads:
+                key = one.producer, one.column, one.gather
+                if (
+                    not one.handed
+                    and not one.derive
+                    and hops[one.producer].column(one.column).kind == "array"
+                ):
+                    one = msgspec.structs.replace(one, handed=True, needs=()) if key in seen else one
+                    seen.add(key)
+                reads.append(one)
+            out[name] = msgspec.structs.replace(hops[name], reads=tuple(reads))
+    return out
 
 
-def _used_owners(graph: Graph) -> list[str]:
-    used = {node.owner for node in graph.nodes.values()}
-    return [name for name in graph.owners if name in used or name == "driver"]
+# --- owners ----------------------------------------------------------------------------------------------------
 
 
-def _owner(graph: Graph, name: str, hops: dict[str, Hop], overlap: bool) -> Owner:
+def _owners(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, Owner]:
     """Threads: without overlap the owners run in turn and each may take every core; with it they share them."""
-    decl = graph.owners[name]
-    arena = sum(h.slots * h.block_bytes for h in hops.values() if h.owner == name)
-    heavy = [o for o in _used_owners(graph) if graph.owners[o].engine or graph.owners[o].learner]
-    share = cores() if not overlap else max(1, cores() // max(1, len(heavy)))
-    threads = decl.threads or (share if name in heavy else 1)
+    used = {h.owner for h in hops.values()} | {"driver"}
+    names = [name for name in graph.owners if name in used]
+    heavy = [o for o in names if graph.owners[o].engine or graph.owners[o].learner]
+    arena = dict.fromkeys(names, 0)
+    maps = {name: {name} for name in names}
+    tokenizer = set()
+    for hop in hops.values():
+        for place in {hop.owner, hop.home}:
+            arena[place] += hop.slots * hop.block_bytes
+        for one in hop.reads:
+            maps[hop.owner] |= {hops[p].home for p in one.producers()}
+        if "tokenizer" in hop.resources.values():
+            tokenizer.add(hop.owner)
+    # The driver moves what passes through it, and frees what others wrote.
+    maps["driver"] |= {h.owner for h in hops.values() if h.home != h.owner}
     context = int(size_of("prompt", graph.dims, "max", 0) + size_of("response", graph.dims, "max", 0))
-    needs = any("tokenizer" in h.resources.values() for h in hops.values() if h.owner == name)
-    tokenizer = graph.tokenizer_model(name) if needs else None
-    return Owner(name, threads, arena, decl.engine, decl.learner, tokenizer, context if decl.engine else 0)
+    share = max(1, len(heavy)) if graph.max_lag else 1
+    out = {}
+    for name in names:
+        decl = graph.owners[name]
+        out[name] = Owner(
+            name=name,
+            threads=decl.threads or (0 if name in heavy else 1),
+            share=share,
+            arena_bytes=arena[name],
+            maps=tuple(n for n in names if n in maps[name] or not graph.mapped),
+            engine=decl.engine,
+            learner=decl.learner,
+            tokenizer=graph.tokenizer_model(name) if name in tokenizer else None,
+            context=context if decl.engine else 0,
+        )
+    return out
 
 
 # --- hops ------------------------------------------------------------------------------------------------------
 
 
-def _hop(graph: Graph, node: Node) -> Hop:
+def _hop(
+    graph: Graph,
+    node: Node,
+    known: Collection[tuple[str, str]],
+    trigger: tuple[str, ...],
+    group: tuple[str, ...],
+    every: int,
+) -> Hop:
     spec = node.spec
-    facts_ = spec.facts
-    columns = tuple(_column(graph, node, port) for port in spec.columns)
-    written = [c for c in columns if c.crosses]
+    columns = tuple(column(graph, node, port, known) for port in spec.columns)
+    written = [c for c in columns if c.written]
     block = sum(aligned(c.max_bytes) for c in written) + (OVERHEAD if written else 0)
-    dims = _dims(columns)
+    dims = dims_of(columns)
     return Hop(
         name=node.name,
         use=spec.use,
-        kind=facts_.kind,
+        kind=spec.facts.kind,
         owner=node.owner,
         rows=node.kind,
-        makes_rows=_makes(node),
+        makes_rows=makes_rows(node),
         concurrent=inspect.iscoroutinefunction(spec.function),
-        lifetime=facts_.lifetime,
+        lifetime=spec.facts.lifetime,
         columns=columns,
         dims=dims,
         bounds=_bounds(graph, node, columns, dims),
-        reads=tuple(_read(graph, node, b) for b in node.bindings if b.is_column),
+        reads=tuple(read(graph, node, b) for b in node.bindings if b.is_column),
         watches=tuple(_watch(b) for b in node.bindings if not b.is_column),
-        trigger=_trigger(graph, node),
+        trigger=trigger,
+        group=group,
+        home="driver" if node.relayed and written else node.owner,
         outputs={p.name: _output(p) for p in spec.outputs},
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
         config=node.config,
         bound=fixed(graph, node),
         resources={p.name: p.detail for p in spec.params if p.origin == "resource"},
-        uses=facts_.uses,
+        uses=spec.facts.uses,
         slots=slots(graph, node) if written else 0,
         block_bytes=aligned(block, 64),
         queue=_queue(graph, node),
-        every=_every(graph, node),
+        every=every,
         place=str(spec.place),
         doc=spec.doc,
     )
@@ -124,63 +179,6 @@ def _queue(graph: Graph, node: Node) -> int:
     return (graph.max_lag or 0) if node.spec.facts.collect else 1
 
 
-def _column(graph: Graph, node: Node, port: Port) -> Column:
-    crosses = any(b.source == port for _, b in graph.readers(node.name))
-    shape = tuple(str(d) for d in port.shape)
-    tensors = _tensors(graph, node) if port.kind == "tensors" else ()
-    mean, bound = _bytes(graph, node, port, tensors)
-    return Column(
-        name=port.name,
-        kind=port.kind,
-        dtype=port.dtype,
-        shape=shape,
-        type=str(port),
-        facts=tuple(_fact(f) for f in port.facts),
-        mean_bytes=mean,
-        max_bytes=bound,
-        crosses=crosses,
-        tensors=tensors,
-    )
-
-
-def _fact(fact: object) -> str:
-    dim = getattr(fact, "dim", "")
-    return f"{type(fact).__name__}({dim})" if dim else type(fact).__name__
-
-
-def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]) -> tuple[float, int]:
-    """Mean and bound of one row's value."""
-    if port.kind == "tensors":
-        total = sum(tensor_bytes(t) for t in tensors)
-        return float(total), total
-    mean, bound = (value_bytes(port, node.kind, graph.dims, which) for which in ("mean", "max"))
-    if port.kind == "text" or (
-        port.kind == "json" and port.shape
-    ):  # quotes, commas, lengths: around each value
-        bound += FRAME * (1 + bound / max(1, port.max))
-    return mean, int(bound)
-
-
-def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
-    """The model's table of tensors, in the dtype that the learner computes in; () while the model is unknown."""
-    owner = graph.owners[node.owner]
-    known = facts(owner.model) if owner.model else None
-    if known is None:
-        return ()
-    dtype = owner.learner.dtype if owner.learner else None
-    return tuple(TensorSlot(t.name, tuple(t.shape), dtype or t.dtype) for t in known.tensors)
-
-
-def _dims(columns: tuple[Column, ...]) -> tuple[str, ...]:
-    """What a block must record of its sizes: one entry a dim expression, `#name` for the bytes of what is no array."""
-    names: list[str] = []
-    for column in columns:
-        if column.crosses:
-            names += [d for d in column.shape if column.kind == "array" and d not in names]
-            names += [f"#{column.name}"] if column.kind != "array" else []
-    return tuple(names)
-
-
 def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...], dims: tuple[str, ...]) -> tuple[int, ...]:
     """The largest size of each of `dims`, on one row."""
     opaque = {f"#{c.name}": c.max_bytes for c in columns}
@@ -189,47 +187,8 @@ def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...], dims: tuple[s
     )
 
 
-def _read(graph: Graph, node: Node, binding: Binding) -> Read:
-    assert binding.source is not None
-    producer = graph.nodes[binding.producer]
-    gather: Gather = "same"
-    if repeats(binding.source, producer, binding.port, node):
-        gather = "repeat"
-    elif collects(producer, node) and not binding.source.shape:
-        gather = "each"
-    elif collects(producer, node):
-        gather = "offsets" if is_offsets(binding.source.shape[0]) else "concat"
-    return Read(binding.port.name, binding.producer, binding.source.name, binding.via, gather)
-
-
 def _watch(binding: Binding) -> Watch:
     output = binding.source.name if binding.source is not None else ""
     return Watch(
         binding.port.name, binding.via, output, binding.port.mode, binding.port.row_kind, binding.decl.every
     )
-
-
-def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
-    """For a hop on rows: the hops of the same kind that it follows or reads; every one must be there first."""
-    if node.spec.facts.kind == "fold":
-        return ()
-    names = []
-    for binding in node.bindings:
-        for name in (binding.producer, binding.via):
-            other = graph.nodes[name]
-            gives_part = other.spec.facts.kind != "fold" or (other.kind == node.kind and _makes(other))
-            if binding.port.mode == "queue" and other.kind == node.kind and gives_part and name not in names:
-                names.append(name)
-    return tuple(names)
-
-
-def _every(graph: Graph, node: Node) -> int:
-    """Which rows a hop fires on: none that a hop before it skips."""
-    if node.spec.facts.kind == "fold":
-        return 1
-    own = [b.decl.every for b in node.bindings if b.port.mode == "queue"]
-    return math.lcm(*own, *(_every(graph, graph.nodes[name]) for name in _trigger(graph, node)))
-
-
-def _makes(node: Node) -> bool:
-    return bool(node.spec.facts.source or node.spec.facts.expand or node.spec.facts.collect)

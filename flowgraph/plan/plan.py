@@ -12,6 +12,7 @@ import msgspec
 from flowgraph.engines.registry import EngineOptions
 from flowgraph.learners.registry import LearnerOptions
 from flowgraph.spec.dims import Size
+from flowgraph.spec.forms import Form, Prefix, Promise
 from flowgraph.spec.graphfile import RunDecl
 from flowgraph.spec.types import Lifetime, RowKind
 
@@ -20,6 +21,10 @@ from flowgraph.spec.types import Lifetime, RowKind
 #   concat  arrays joined along their first dim       offsets  joined, each shifted by those before
 #   each    one value a row                            repeat   one value a leaf of the row
 Gather = Literal["same", "concat", "offsets", "each", "repeat"]
+
+
+# How the bytes of a seam cross. Rows and values are in control messages.
+Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -31,9 +36,13 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One value of a row's record. shape: dim expressions; bytes are those of one row.
+    """One value of a row's record. shape: dim expressions of the value as hops see it.
 
-    crosses: whether any hop reads it; a column that nobody reads is never written
+    read: whether any hop reads it; written: whether it lies in a block. A column that is read and not written is handed
+    on within a group, or derived by its readers
+    form, stored, stored_shape: how it lies there, in which dtype and shape
+    mean_bytes, max_bytes: of one row as it lies, 0 where it does not
+    promises: what the hop says of its content, which verify mode checks
     """
 
     name: str
@@ -44,18 +53,47 @@ class Column(msgspec.Struct, frozen=True):
     facts: tuple[str, ...]
     mean_bytes: float
     max_bytes: int
-    crosses: bool
+    read: bool
+    written: bool
+    form: Form | None = None
+    stored: str = ""
+    stored_shape: tuple[str, ...] = ()
+    promises: tuple[Promise, ...] = ()
     tensors: tuple[TensorSlot, ...] = ()
+
+    @property
+    def opaque(self) -> bool:
+        """Whether its size says nothing of dims, so that a block records its bytes."""
+        return self.kind != "array" or isinstance(self.form, Prefix)
 
 
 class Read(msgspec.Struct, frozen=True):
-    """One input port that gets a column. via: the hop whose rows hand it on by reference."""
+    """One input port that gets a column. via: the hop whose rows hand it on by reference.
+
+    same_rows: whether writer and reader work on the same rows; else the reader gathers many of the writer's
+    needs: what the writer had, without which the form of the column can't be undone, or from which it is derived
+    derive: import path of the function that makes the value of `needs`
+    handed: a hop of the same group made the value, or has read it in the same way, and no byte crosses
+    once: a block that several rows share is read once
+    extra_bytes: mean and bound, of one row, of what `needs` make the reader read besides
+    """
 
     port: str
     producer: str
     column: str
     via: str
     gather: Gather
+    same_rows: bool = True
+    needs: tuple[Read, ...] = ()
+    derive: str = ""
+    handed: bool = False
+    once: bool = False
+    extra_bytes: tuple[float, float] = (0.0, 0.0)
+
+    def producers(self) -> frozenset[str]:
+        """Every hop whose blocks it takes."""
+        own = frozenset() if self.handed or self.derive else frozenset([self.producer])
+        return own.union(*(need.producers() for need in self.needs))
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -74,6 +112,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     dims: the names whose sizes a block of its columns records, in order; bounds: the largest of each
     trigger: the hops that must have given a row their part before this one fires on it
+    group: the hops that fire as one, in order, this one among them; () when it fires by itself
+    home: the owner in whose memory its blocks are read: its own, or the driver that they pass through
     slots: blocks that its region of the arena holds; block_bytes: the bound of one
     outputs: name → the port's kind, or "latest" for rows that are shown and not made
     queue: rows it has made that may wait unread (folds)
@@ -94,6 +134,8 @@ class Hop(msgspec.Struct, frozen=True):
     reads: tuple[Read, ...]
     watches: tuple[Watch, ...]
     trigger: tuple[str, ...]
+    group: tuple[str, ...]
+    home: str
     outputs: dict[str, str]
     initial: dict[str, int]
     config: dict[str, Any]
@@ -112,15 +154,36 @@ class Hop(msgspec.Struct, frozen=True):
 
     @property
     def written(self) -> tuple[Column, ...]:
-        return tuple(c for c in self.columns if c.crosses)
+        return tuple(c for c in self.columns if c.written)
+
+    @property
+    def checked(self) -> tuple[Column, ...]:
+        """Columns that somebody gets, be they written or handed on."""
+        return tuple(c for c in self.columns if c.read or c.written)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Every hop whose blocks it reads."""
+        return frozenset().union(*(one.producers() for one in self.reads))
+
+    @property
+    def heads(self) -> bool:
+        """Whether it is the hop that fires for its group, or for itself."""
+        return not self.group or self.group[0] == self.name
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """One process. context: the engine's longest prompt plus response, in tokens."""
+    """One process. context: the engine's longest prompt plus response, in tokens.
+
+    threads: as declared, else 0; share: then it gets this part of the machine's cores (2: a half)
+    maps: the owners whose memory it reads or writes
+    """
 
     name: str
     threads: int
+    share: int
     arena_bytes: int
+    maps: tuple[str, ...]
     engine: EngineOptions | None = None
     learner: LearnerOptions | None = None
     tokenizer: str | None = None
@@ -128,7 +191,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class SeamField(msgspec.Struct, frozen=True):
-    """One port's share of a seam. Bytes are a step's, as the reader reads them."""
+    """One port's share of a seam. Bytes are a step's, as the reader reads them.
+
+    driver_bytes: mean bytes a step of it that pass through the driver's memory
+    """
 
     port: str
     producer: str
@@ -138,6 +204,7 @@ class SeamField(msgspec.Struct, frozen=True):
     mean_bytes: float
     max_bytes: int
     priced: bool
+    driver_bytes: float = 0.0
 
 
 class Seam(msgspec.Struct, frozen=True):
@@ -145,7 +212,7 @@ class Seam(msgspec.Struct, frozen=True):
 
     source: str
     reader: str
-    transport: Literal["in process", "shared memory", "control"]
+    transport: Transport
     lifetime: Lifetime
     fields: tuple[SeamField, ...]
     control: tuple[str, ...]
@@ -163,17 +230,33 @@ class Seam(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A whole run. executor-independent: the same plan runs in one process or in many."""
+    """A whole run. executor-independent: the same plan runs in one process or in many.
+
+    passes: those that made it; verify: whether every promise and every port is checked while it runs
+    unread: hop → mean bytes a step of columns that nobody reads and that pass through the driver all the same
+    """
 
     graph: str
     doc: str
     dims: dict[str, Size]
     run: RunDecl
     max_lag: int
-    overlap: bool
+    passes: tuple[str, ...]
+    verify: bool
     owners: dict[str, Owner]
     hops: dict[str, Hop]
     seams: tuple[Seam, ...]
+    unread: dict[str, float] = {}
+
+    @property
+    def overlap(self) -> bool:
+        """Whether rollout and training run side by side."""
+        return self.max_lag > 0
+
+    @property
+    def driver_bytes(self) -> float:
+        """Mean payload bytes a step that pass through the driver's memory."""
+        return sum(f.driver_bytes for s in self.seams for f in s.fields) + sum(self.unread.values())
 
     def workers(self, maker: str) -> frozenset[str]:
         """A fold that makes rows, and every hop that works on them: all must be done before a row is handed on."""

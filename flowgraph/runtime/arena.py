@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from flowgraph.errors import RunError
 from flowgraph.plan.plan import Plan
@@ -78,13 +79,25 @@ class Slots:
         self.free.append(offset)
 
 
-def regions(plan: Plan) -> dict[str, Slots]:
-    """Every hop's region in its owner's arena, in plan order."""
+class Regions(NamedTuple):
+    """Every hop's slots where its blocks are read, and where it writes them; the same but for what is relayed."""
+
+    homes: dict[str, Slots]
+    desks: dict[str, Slots]
+
+
+def regions(plan: Plan) -> Regions:
+    """Every hop's region of each arena, in plan order."""
     base: dict[str, int] = dict.fromkeys(plan.owners, 0)
-    out = {}
+    out = Regions({}, {})
     for name, hop in plan.hops.items():
-        out[name] = Slots(base[hop.owner], hop.block_bytes, hop.slots)
-        base[hop.owner] += hop.block_bytes * hop.slots
+        for place in dict.fromkeys((hop.owner, hop.home)):
+            slots = Slots(base[place], hop.block_bytes, hop.slots)
+            base[place] += hop.block_bytes * hop.slots
+            if place == hop.owner:
+                out.desks[name] = slots
+            if place == hop.home:
+                out.homes[name] = slots
     return out
 
 

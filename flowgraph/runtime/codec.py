@@ -6,7 +6,8 @@ must agree on every dim that two ports share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,17 +16,41 @@ import numpy as np
 from flowgraph.errors import PayloadError
 from flowgraph.plan.layout import Span, spans, tensor_bytes
 from flowgraph.plan.plan import Column, Hop, Plan, Read
-from flowgraph.runtime.messages import Block, Fire
+from flowgraph.runtime import wire
+from flowgraph.runtime.messages import Block
+from flowgraph.spec.config import import_object
 from flowgraph.spec.dims import parse
+from flowgraph.spec.forms import Bits, Prefix
 from flowgraph.spec.types import dtype_of
 
 
 class Inputs(NamedTuple):
-    """What a hop reads: values and bytes by port, and the size of every dim."""
+    """What a hop reads: values and bytes by port, bytes by the owner whose memory they lie in, every dim's size."""
 
     values: dict[str, Any]
     nbytes: dict[str, int]
+    homes: dict[str, int]
     sizes: dict[str, int]
+
+
+def checked(
+    hop: Hop, values: Mapping[str, Any], known: Mapping[str, int] | None = None
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Every output that somebody gets, as what would be stored of it, and the sizes that they bind.
+
+    known: sizes of dims in what the hop read, which its outputs must have too
+    Raises PayloadError naming hop, column, what it is and what it should be.
+    """
+    raw: dict[str, Any] = {}
+    sizes = dict(known or {})
+    for column in hop.checked:
+        raw[column.name] = value = _raw(hop, column, values[column.name])
+        if column.kind == "array":
+            _bind(hop, column, value.shape, sizes)
+        elif column.shape:
+            _bind(hop, column, (len(values[column.name]),), sizes)
+    _agree(hop.name, sizes)
+    return raw, sizes
 
 
 def write(
@@ -33,36 +58,55 @@ def write(
     values: Mapping[str, Any],
     view: memoryview,
     lease: int,
-    omit: Sequence[str] = (),
-    known: Mapping[str, int] | None = None,
+    omit: Collection[str] = (),
+    inputs: Inputs | None = None,
 ) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Write every column that somebody reads into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
+    """Write every column that has a place into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
-    known: sizes of dims in what the hop read, which its outputs must have too
-
-    Raises PayloadError naming hop, column, what it is and what it should be.
+    inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
-    raw: dict[str, Any] = {}
-    sizes = dict(known or {})
+    raw, sizes = checked(hop, values, inputs.sizes if inputs else None)
+    env = {**(inputs.values if inputs else {}), **values}
     for column in hop.written:
-        omitted = column.name in omit
-        value: Any = b"" if omitted else _raw(hop, column, values[column.name])
-        raw[column.name] = value
-        if column.kind == "array":
-            _bind(hop, column, value.shape, sizes)
+        if column.kind == "tensors":
+            raw[column.name] = {} if column.name in omit else raw[column.name]
+            sizes[f"#{column.name}"] = sum(map(tensor_bytes, column.tensors)) if raw[column.name] else 0
+        elif column.kind == "array":
+            raw[column.name] = stored = wire.pack(hop.name, column, raw[column.name], env)
+            if column.opaque:
+                sizes[f"#{column.name}"] = stored.nbytes
+            elif not isinstance(column.form, Bits):
+                sizes |= dict(zip(column.stored_shape, stored.shape, strict=True))
         else:
-            size = (
-                len(value) if column.kind != "tensors" or omitted else sum(map(tensor_bytes, column.tensors))
-            )
-            sizes[f"#{column.name}"] = size
-            if column.shape:
-                _bind(hop, column, (len(values[column.name]),), sizes)
-    _agree(hop.name, sizes)
+            sizes[f"#{column.name}"] = len(raw[column.name])
     _within(hop, sizes)
     where = spans(hop, sizes)
-    for name, value in raw.items():
-        _store(hop.column(name), value, view, lease, where[name])
+    for name, span in where.items():
+        _store(hop.column(name), raw[name], view, lease, span)
     return tuple(sizes[d] for d in hop.dims), {name: s.nbytes for name, s in where.items()}
+
+
+def verify(hop: Hop, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Verify mode: every array is of its port's type, and what is promised of it holds. Raises by name."""
+    env = {**inputs, **values}
+    for column in hop.columns:
+        if column.kind == "array":
+            wire.verify(hop.name, column, _raw(hop, column, values[column.name]), env)
+
+
+def hand_on(hop: Hop, values: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, Any]:
+    """ "hop.column" → value for hops of the same group: checked, read-only, and as it would be after crossing."""
+    raw, _ = checked(hop, values, known)
+    out: dict[str, Any] = {}
+    for column in (c for c in hop.checked if c.kind != "tensors"):
+        value = raw[column.name]
+        if column.kind == "array":
+            value = value.view()
+            value.flags.writeable = False
+        else:
+            value = (msgspec.json if column.kind == "json" else msgspec.msgpack).decode(value)
+        out[f"{hop.name}.{column.name}"] = value
+    return out
 
 
 def _raw(hop: Hop, column: Column, value: Any) -> Any:
@@ -140,47 +184,147 @@ def _store(column: Column, value: Any, view: memoryview, lease: int, span: Span)
         view[start : start + span.nbytes] = value
 
 
-def read(plan: Plan, hop: Hop, fire: Fire, views: Mapping[str, memoryview]) -> Inputs:
-    """A hop's column inputs. Arrays are read-only, and not copied where one row is read."""
-    values: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
-    nbytes: dict[str, int] = {}
-    for one in hop.reads:
-        producer = plan.hops[one.producer]
+# --- reading ---------------------------------------------------------------------------------------------------
+
+Blocks = Mapping[str, Sequence[Block]]
+
+
+class Reader:
+    """Reads the columns of one firing, of all hops that fire together.
+
+    read: "hop.column gather" → value, for a hop of the group that reads it in the same way
+    """
+
+    def __init__(self, plan: Plan, views: Mapping[str, memoryview]) -> None:
+        self.plan, self.views = plan, views
+        self.read: dict[str, Any] = {}
+
+    def inputs(self, hop: Hop, blocks: Blocks, leaves: Sequence[int], handed: Mapping[str, Any]) -> Inputs:
+        """A hop's column inputs. Arrays are read-only, and not copied where one row is read as it lies.
+
+        handed: "hop.column" → value, of hops of the same group
+        """
+        values: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        count = _Count(hop.reads)
+        for one in hop.reads:
+            column = self.plan.hops[one.producer].column(one.column)
+            count.port(one.port)
+            name = f"{one.producer}.{one.column}"
+            if not one.handed:
+                value = self.read[f"{name} {one.gather}"] = self.value(one, blocks, leaves, count)
+            else:
+                value = handed[name] if name in handed else self.read[f"{name} {one.gather}"]
+            values[one.port] = value
+            if column.kind == "array" and one.gather in ("same", "concat", "offsets"):
+                for dim, size in zip(column.shape, value.shape, strict=True):
+                    if sizes.setdefault(dim, size) != size:
+                        raise PayloadError(
+                            f"hop {hop.name} reads {one.port} with {dim}={size}, "
+                            f"and another port with {dim}={sizes[dim]}",
+                            f"make {one.producer} agree with the other ports' writers",
+                        )
+        _agree(hop.name, sizes)
+        return Inputs(values, count.ports, count.homes, sizes)
+
+    def value(self, one: Read, blocks: Blocks, leaves: Sequence[int], count: _Count, depth: int = 0) -> Any:
+        """One column, gathered over the rows of `blocks`."""
+        producer = self.plan.hops[one.producer]
         column = producer.column(one.column)
-        parts, nbytes[one.port] = _parts(producer, column, fire.blocks[one.producer], views[producer.owner])
-        values[one.port] = value = _gather(one, column, parts, fire.leaves)
-        if column.kind == "array" and one.gather in ("same", "concat", "offsets"):
-            for dim, size in zip(column.shape, value.shape, strict=True):
-                if sizes.setdefault(dim, size) != size:
-                    raise PayloadError(
-                        f"hop {hop.name} reads {one.port} with {dim}={size}, and another port with {dim}={sizes[dim]}",
-                        f"make {one.producer} agree with the other ports' writers",
-                    )
-    _agree(hop.name, sizes)
-    return Inputs(values, nbytes, sizes)
+        parts: list[Any] = []
+        before: dict[int, int] = {}
+        for i in range(len(blocks[one.producer]) if not one.derive else 1 if one.same_rows else len(leaves)):
+            first = before.setdefault(blocks[one.producer][i].offset, i) if one.once else i
+            if not depth:
+                count.part(again=first < i)
+            # What is no array may be changed by a hop, so it is decoded anew; its bytes are there once all the same.
+            if first < i and column.kind == "array":
+                part = parts[first]
+            elif one.derive:
+                needs = self._needs(one, blocks, leaves, i, count, depth)
+                part = np.asarray(_function(one.derive)(*needs.values()))
+            else:
+                part = self._stored(one, producer, column, blocks, leaves, i, count, depth)
+            if isinstance(part, np.ndarray):
+                part.flags.writeable = False
+            parts.append(part)
+        return _gather(one, column, parts, leaves)
 
-
-def _parts(producer: Hop, column: Column, blocks: Sequence[Block], view: memoryview) -> tuple[list[Any], int]:
-    parts: list[Any] = []
-    total = 0
-    for block in blocks:
-        span = spans(producer, dict(zip(producer.dims, block.sizes, strict=True)))[column.name]
-        start = block.offset + span.start
-        total += span.nbytes
+    def _stored(
+        self, one: Read, producer: Hop, column: Column, blocks: Blocks, leaves: Sequence[int], i: int,
+        count: _Count, depth: int,
+    ) -> Any:  # fmt: skip
+        """One row's value, out of its block."""
+        block = blocks[one.producer][i]
+        sizes = dict(zip(producer.dims, block.sizes, strict=True))
+        span = spans(producer, sizes)[column.name]
+        view, start = self.views[producer.home], block.offset + span.start
+        count.read(one, i, depth, producer.home, span.nbytes)
         if column.kind == "array":
-            count = int(np.prod(span.shape, dtype=np.int64))
-            array = np.frombuffer(view, dtype_of(column.dtype), count, start).reshape(span.shape)
-            array.flags.writeable = False
-            parts.append(array)
-        elif column.kind == "tensors":
+            raw = isinstance(column.form, Bits | Prefix)
+            dtype = np.dtype(np.uint8) if raw else dtype_of(column.stored)
+            stored = np.frombuffer(view, dtype, span.nbytes // dtype.itemsize, start)
+            if not raw:
+                stored = stored.reshape(span.shape)
+            if column.form is None and column.stored == column.dtype:
+                return stored
+            shape = tuple(sizes[d] for d in column.shape)
+            return wire.unpack(column, stored, shape, self._needs(one, blocks, leaves, i, count, depth))
+        if column.kind == "tensors":
             from flowgraph.runtime.tensors import read_tensors
 
-            parts.append(read_tensors(column.tensors, view, start))
-        else:
-            decode = msgspec.json.decode if column.kind == "json" else msgspec.msgpack.decode
-            parts.append(decode(view[start : start + span.nbytes]))
-    return parts, total
+            return read_tensors(column.tensors, view, start)
+        decode = msgspec.json.decode if column.kind == "json" else msgspec.msgpack.decode
+        return decode(view[start : start + span.nbytes])
+
+    def _needs(
+        self, one: Read, blocks: Blocks, leaves: Sequence[int], i: int, count: _Count, depth: int
+    ) -> dict[str, Any]:
+        """What the writer had when it made part i: on its own row when many of its rows are gathered."""
+        if not one.same_rows:
+            blocks = {name: (row[i],) for name, row in blocks.items() if len(row) == len(leaves)}
+            leaves = (leaves[i],)
+        return {need.port: self.value(need, blocks, leaves, count, depth + 1) for need in one.needs}
+
+
+class _Count:
+    """Bytes by port and by the owner in whose memory they lie. What several ports take is counted for one of them:
+    the port that reads the column itself, else the first whose form takes it.
+    """
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self.ports: dict[str, int] = {}
+        self.homes: dict[str, int] = {}
+        self.claims = {(r.producer, r.column): r.port for r in reads if not (r.handed or r.derive)}
+        for one in reads:
+            self._claim(one, one.port)
+
+    def _claim(self, one: Read, port: str) -> None:
+        for need in one.needs:
+            self.claims.setdefault((need.producer, need.column), port)
+            self._claim(need, port)
+
+    def port(self, name: str) -> None:
+        self.at = name
+        self.ports[name] = 0
+
+    def part(self, again: bool) -> None:
+        """The next row of the port itself, or one that was read before: nothing has been read for its form yet."""
+        self.again = again
+        self.seen: set[tuple[str, str, int]] = set()
+
+    def read(self, one: Read, i: int, depth: int, home: str, nbytes: int) -> None:
+        key = one.producer, one.column, i
+        if self.again or self.claims.get(key[:2]) != self.at or (depth and key in self.seen):
+            return
+        self.seen.add(key)
+        self.ports[self.at] += nbytes
+        self.homes[home] = self.homes.get(home, 0) + nbytes
+
+
+@functools.lru_cache(maxsize=256)
+def _function(path: str) -> Any:
+    return import_object(path)
 
 
 def _gather(one: Read, column: Column, parts: list[Any], leaves: Sequence[int]) -> Any:

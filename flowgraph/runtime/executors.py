@@ -66,8 +66,9 @@ class InProcess:
 
     def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
         os.environ.update(environment())
-        arenas = map_all(fds)
+        mapped = map_all(fds)
         for owner in worker_owners(plan):
+            arenas = {name: mapped[name] for name in plan.owners[owner].maps}
             self.workers[owner] = Worker(plan, owner, models, arenas, lambda m, o=owner: self._reply(o, m))  # type: ignore[misc]
 
         async def start_all() -> None:
@@ -195,10 +196,11 @@ class Processes:
                 **environment(),
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             }
+            arenas = {name: fds[name] for name in plan.owners[owner].maps}
             with theirs, path.open("wb") as log:
                 process = subprocess.Popen(
                     command,
-                    pass_fds=[theirs.fileno(), *fds.values()],
+                    pass_fds=[theirs.fileno(), *arenas.values()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -207,7 +209,7 @@ class Processes:
             link = _Link(owner, process, ours, path)
             self.links[owner] = link
             self.selector.register(ours, selectors.EVENT_READ, link)
-            self.send(owner, Setup(to_json(plan), owner, dict(models), dict(fds)))
+            self.send(owner, Setup(to_json(plan), owner, dict(models), arenas))
 
     def send(self, owner: str, message: ToWorker) -> None:
         data = encode(message)

@@ -16,7 +16,7 @@ class Firing(msgspec.Struct):
 
     hop: str
     record: Record | None
-    lease: int
+    leases: dict[str, int]
     began: float
     holds: tuple[str, str] | None = None
 

@@ -21,7 +21,10 @@ from flowgraph.spec.types import Dropped, Row
 
 
 class Fold(msgspec.Struct):
-    """One fold: its bound function, the state that it alone may mutate, and what waits for it."""
+    """One fold: its bound function, the state that it alone may mutate, and what waits for it.
+
+    read: key of a row that it is shown → its columns by port
+    """
 
     hop: Hop
     step: Callable[..., Any]
@@ -30,6 +33,7 @@ class Fold(msgspec.Struct):
     events: deque[tuple[str, Any]]
     queues: dict[str, deque[Row]]
     changed: bool = True
+    read: dict[int, dict[str, Any]] = {}
 
 
 class Folds:
@@ -54,9 +58,17 @@ class Folds:
                 return fold, "", None
         return None
 
-    def fire(self, fold: Fold, port: str, value: Any) -> dict[str, Any]:
+    def shown(self, fold: Fold, value: Any) -> list[Row]:
+        """The rows that a fold sees when it fires: those that its ports show, and what came."""
+        rows = [value] if isinstance(value, Row) else []
+        for watch in fold.hop.watches:
+            if watch.rows and watch.mode == "latest":
+                rows += self.latest.get((watch.producer, watch.output), ())
+        return rows
+
+    def fire(self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Call a fold once; its outputs by name. Raises HopError naming the fold when it raises."""
-        ports: dict[str, Any] = {}
+        ports: dict[str, Any] = dict(columns)
         for watch in fold.hop.watches:
             empty: Any = () if watch.rows else 0
             newest = self.latest.get((watch.producer, watch.output), empty)

@@ -27,11 +27,12 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Run a hop once.
+    """Run a hop once, and after it those that fire with it.
 
     key: of the row it works on (-1: none). blocks: producer → one block a row, in row order
     leaves: leaves of each row, when rows are gathered. values: small inputs by port
-    lease: offset of the block for its outputs (-1: it writes none). omit: columns not to write this time
+    leases: hop → offset of the block for its outputs, for each that writes one
+    omit: "hop.column" not to write this time
     """
 
     id: int
@@ -40,7 +41,7 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     blocks: dict[str, list[Block]]
     leaves: list[int]
     values: dict[str, Any]
-    lease: int
+    leases: dict[str, int]
     omit: tuple[str, ...] = ()
 
 
@@ -61,16 +62,27 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
     seconds: float
 
 
-class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A firing ended well. read and wrote: payload bytes by port and by column, as they really were."""
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
 
-    id: int
+    homes: the bytes read, by the owner in whose memory they lie
+    """
+
+    hop: str
     sizes: tuple[int, ...]
     values: dict[str, Any]
     scalars: dict[str, float]
     read: dict[str, int]
+    homes: dict[str, int]
     wrote: dict[str, int]
     seconds: float
+
+
+class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A firing ended well. parts: of each hop that fired, in order."""
+
+    id: int
+    parts: list[Part]
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flowgraph.plan.measured import Measured
+from flowgraph.plan.plan import Hop
 from flowgraph.runtime.ledger import Counts
+from flowgraph.runtime.messages import Block
 from flowgraph.runtime.rows import Record
 
 
 class Meter:
-    """Totals since the start. Bytes are counted where they are read and written, by whoever did it."""
+    """Totals since the start. Bytes are counted where they are read and written, by whoever did it.
+
+    sizes: reader → writer → sizes of a block → how many such blocks it read
+    """
 
     def __init__(self, owners: Sequence[str]) -> None:
         self.read: dict[str, int] = {}
         self.wrote: dict[str, int] = {}
+        self.driver_bytes = 0
+        self.sizes: dict[str, dict[str, dict[tuple[int, ...], int]]] = {}
         self.busy = dict.fromkeys(owners, 0.0)
         self._at_work: dict[str, tuple[int, float]] = dict.fromkeys(owners, (0, 0.0))
         self.start()
@@ -39,10 +47,32 @@ class Meter:
         if n == 1:
             self.busy[owner] += time.monotonic() - since
 
-    def count(self, hop: str, read: Mapping[str, int], wrote: Mapping[str, int]) -> None:
+    def count(
+        self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], homes: Mapping[str, int]
+    ) -> None:
+        """Payload that a hop read and wrote. homes: the bytes read, by the owner in whose memory they lie."""
         for total, one in ((self.read, read), (self.wrote, wrote)):
             for name, n in one.items():
-                total[f"{hop}.{name}"] = total.get(f"{hop}.{name}", 0) + n
+                total[f"{hop.name}.{name}"] = total.get(f"{hop.name}.{name}", 0) + n
+        self.driver_bytes += sum(
+            n for home, n in homes.items() if (home == "driver") != (hop.owner == "driver")
+        )
+
+    def lengths(self, reader: str, writer: str, blocks: Iterable[Block]) -> None:
+        """The sizes of what a reader gets of a writer, for a prediction at the lengths that there really were."""
+        found = self.sizes.setdefault(reader, {}).setdefault(writer, {})
+        for block in blocks:
+            found[block.sizes] = found.get(block.sizes, 0) + 1
+
+    def measured(self, steps: int, control_bytes: int) -> Measured:
+        lengths = {
+            reader: {
+                writer: {",".join(map(str, one)): n for one, n in found.items()}
+                for writer, found in writers.items()
+            }
+            for reader, writers in self.sizes.items()
+        }
+        return Measured(steps, self.read, self.wrote, control_bytes, self.driver_bytes, lengths)
 
     def step(self, record: Record, members: Sequence[Record], counts: Counts) -> dict[str, Any]:
         """The record of a step that is over: its size, speed and lag, the ledger, and every hop's scalars.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from flowgraph.errors import DeadlineError, RunError
+from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
@@ -19,7 +20,7 @@ from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, who
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
-from flowgraph.runtime.messages import Done, Failed, Fire, FromWorker
+from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Part
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.runtime.worker import Worker, failed
@@ -37,6 +38,7 @@ class Observer(Protocol):
 class Ring:
     """Runs one plan on one executor until its steps are done.
 
+    waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
     ready: hop → complete rows that it has yet to work on; triggers: hop → values that it has yet to fire on
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
@@ -58,7 +60,8 @@ class Ring:
         self.ledger = Ledger()
         self.meter = Meter(list(plan.owners))
         workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
-        self.ready: dict[str, deque[Record]] = {n: deque() for n, h in workers.items() if h.rows}
+        self.waits = {n: _waits(plan, h) for n, h in workers.items() if h.rows and h.heads}
+        self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
@@ -181,7 +184,7 @@ class Ring:
         if isinstance(value, Row) and port in fold.queues:
             self._taken(value)
         made = False
-        for name, output in self.folds.fire(fold, port, value).items():
+        for name, output in self.folds.fire(fold, port, value, self._columns(fold, value)).items():
             kind = fold.hop.outputs[name]
             if kind == "rows":
                 made |= bool(output)
@@ -198,6 +201,23 @@ class Ring:
             # A source goes on while its readers have room; any other fold waits for the next change.
             fold.changed |= made
             self.ended = not made
+
+    def _columns(self, fold: Fold, value: Any) -> dict[str, dict[int, Any]]:
+        """What a fold reads of the rows that it is shown: port → key of the row → value, each read once."""
+        if not fold.hop.reads:
+            return {}
+        shown = {row.key: row for row in self.folds.shown(fold, value)}
+        reader = codec.Reader(self.plan, self.local.views)
+        for key in fold.read.keys() - shown.keys():
+            del fold.read[key]
+        for key in shown.keys() - fold.read.keys():
+            blocks = {p: self.table.blocks(shown[key], p) for p in fold.hop.takes}
+            inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
+            for producer, read in blocks.items():
+                self.meter.lengths(fold.hop.name, producer, read)
+            self.meter.count(fold.hop, inputs.nbytes, {}, inputs.homes)
+            fold.read[key] = inputs.values
+        return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
     def _taken(self, row: Row) -> None:
         """A row leaves a queue for a fold: a finished trajectory is ready; whoever made the row may go on."""
@@ -219,16 +239,18 @@ class Ring:
             for parent in parents:
                 self.ledger.move(parent.key, "consumed")
                 self.table.of(parent).closed = True
-        lease = self.table.lease(hop.name)
+        leases = self.table.lease(hop.name)
         sizes: tuple[int, ...] = ()
-        if lease >= 0:
-            sizes, wrote = codec.write(hop, fields, self.local.views["driver"], lease)
-            self.meter.count(hop.name, {}, wrote)
-        self._give(record, hop.name, lease, sizes)
+        if self.plan.verify:
+            codec.verify(hop, fields, {})
+        if leases:
+            sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
+            self.meter.count(hop, {}, wrote, {})
+        self._give(record, hop.name, leases.get(hop.name, -1), sizes)
 
-    def _give(self, record: Record, hop: str, lease: int, sizes: tuple[int, ...]) -> None:
+    def _give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
         """A hop is done with a row: queue the row for every hop that waited for just this, and tell the folds."""
-        self.table.give(record, hop, lease, sizes)
+        self.table.give(record, hop, offset, sizes)
         self._follow(record, hop)
         self.folds.offer(hop, record.row, () if record.left else self.table.workers[record.maker])
         if record.row.kind == "step" and not record.left:
@@ -237,14 +259,16 @@ class Ring:
     def _follow(self, record: Record, hop: str) -> None:
         """Queue a row for the hops that waited for this one. A hop that skips the row is done with it as it is."""
         for name, queue in self.ready.items():
-            other = self.plan.hops[name]
-            if hop not in other.trigger or not record.left.isdisjoint(other.trigger):
+            waits = self.waits[name]
+            if hop not in waits or not record.left.isdisjoint(waits):
                 continue
+            other = self.plan.hops[name]
             if self.plan.fires(other, record.row.key):
                 queue.append(record)
-            else:
-                record.left.discard(name)
-                self._follow(record, name)
+                continue
+            for skipped in other.group or (name,):
+                record.left.discard(skipped)
+                self._follow(record, skipped)
 
     def _close_step(self, record: Record) -> None:
         """Every hop on steps is done with this one: close it once those before it are, so that all is told in order."""
@@ -294,27 +318,28 @@ class Ring:
 
     def _fire(self, hop: Hop, record: Record) -> None:
         row = record.row
-        blocks = {p: self.table.blocks(row, p) for p in dict.fromkeys(r.producer for r in hop.reads)}
+        group = [self.plan.hops[name] for name in hop.group or (hop.name,)]
+        blocks: dict[str, list[Block]] = {}
+        for one in group:
+            for producer in sorted(one.takes):
+                blocks.setdefault(producer, self.table.blocks(row, producer))
+                self.meter.lengths(one.name, producer, blocks[producer])
         members = [self.table.of(parent).row for parent in row.parents] if row.kind == "step" else [row]
         leaves = [one.dims.get("leaf", 1) for one in members]
-        lease = self.table.lease(hop.name)
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
+        omit = tuple(f"{one.name}.{c}" for one in group for c in self._skipped(one, row.key))
+        leases = self.table.lease(hop.name)
+        fire = Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), leases, omit)
+        self._send(hop, record, None, fire)
+
+    def _skipped(self, hop: Hop, key: int) -> list[str]:
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
-        omit = [
-            c
-            for c in tensors
-            if not any(self.plan.fires(h, row.key) for h, _ in self.plan.readers(hop.name, c))
-        ]
-        self._send(
-            hop,
-            record,
-            None,
-            Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), lease, tuple(omit)),
-        )
+        readers = {c: self.plan.readers(hop.name, c) for c in tensors}
+        return [c for c in tensors if not any(self.plan.fires(h, key) for h, _ in readers[c])]
 
     def _fire_on(self, hop: Hop, value: int) -> None:
         watch = next(w for w in hop.watches if w.mode == "event")
-        fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), watch.port: value}, -1)
+        fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), watch.port: value}, {})
         self._send(hop, None, (watch.producer, watch.output), fire)
 
     def _sampled(self, hop: Hop) -> dict[str, Any]:
@@ -326,7 +351,7 @@ class Ring:
         }
 
     def _send(self, hop: Hop, record: Record | None, holds: tuple[str, str] | None, fire: Fire) -> None:
-        self.in_flight[fire.id] = Firing(hop.name, record, fire.lease, time.monotonic(), holds)
+        self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, time.monotonic(), holds)
         self.next_id += 1
         self.meter.begins(hop.owner)
         if hop.owner == "driver":
@@ -340,18 +365,41 @@ class Ring:
         if not isinstance(message, Done):
             return
         firing = self.in_flight.pop(message.id)
-        hop = self.plan.hops[firing.hop]
-        self.meter.ends(hop.owner)
-        self.meter.count(hop.name, message.read, message.wrote)
-        named = {**message.scalars, "seconds": round(message.seconds, 4)}
+        self.meter.ends(self.plan.hops[firing.hop].owner)
+        for part in message.parts:
+            self._took(firing, part)
+        self.folds.wake_all()
+
+    def _took(self, firing: Firing, part: Part) -> None:
+        """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
+        hop = self.plan.hops[part.hop]
+        self.meter.count(hop, part.read, part.wrote, part.homes)
+        named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         if firing.record is not None:
             firing.record.scalars.update(scalars)
-            self._give(firing.record, hop.name, firing.lease, message.sizes)
+            offset = firing.leases.get(hop.name, -1)
+            if hop.home != hop.owner and offset >= 0:
+                offset = self._relay(hop, offset, part)
+            self._give(firing.record, hop.name, offset, part.sizes)
         else:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
-        for output, value in message.values.items():
+        for output, value in part.values.items():
             self._publish(hop.name, output, value)
             if output in hop.initial:
                 self.table.expire(value - 1)
-        self.folds.wake_all()
+
+    def _relay(self, hop: Hop, offset: int, part: Part) -> int:
+        """Without `defer`, payload passes through the driver's memory. Returns where the block lies there."""
+        where = spans(hop, dict(zip(hop.dims, part.sizes, strict=True)))
+        size = max((s.start + s.nbytes for s in where.values()), default=0)
+        at = self.table.land(hop.name, offset)
+        self.local.views["driver"][at : at + size] = self.local.views[hop.owner][offset : offset + size]
+        self.meter.driver_bytes += sum(part.wrote.values())
+        return at
+
+
+def _waits(plan: Plan, hop: Hop) -> frozenset[str]:
+    """What a group waits for: what any of its hops waits for, but for each other."""
+    group = hop.group or (hop.name,)
+    return frozenset(t for name in group for t in plan.hops[name].trigger) - frozenset(group)

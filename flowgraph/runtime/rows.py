@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from flowgraph.errors import RunError
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import Slots
+from flowgraph.runtime.arena import Regions
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.types import LIFETIMES, Row
 
@@ -45,8 +45,8 @@ def _lengths(dims: Iterable[str], sizes: Iterable[int]) -> dict[str, int]:
 class Table:
     """All live rows by (kind, key). Rows and blocks are freed here and nowhere else."""
 
-    def __init__(self, plan: Plan, slots: Mapping[str, Slots]) -> None:
-        self.plan, self.slots = plan, slots
+    def __init__(self, plan: Plan, regions: Regions) -> None:
+        self.plan, self.slots, self.desks = plan, regions.homes, regions.desks
         self.live: dict[tuple[str, int], Record] = {}
         self.next_key: dict[str, int] = {}
         self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
@@ -82,21 +82,31 @@ class Table:
             self.free_blocks(record, ("firing", "trajectory"))
         return True
 
-    def lease(self, hop: str) -> int:
-        """A free block for a hop that writes columns. -1 for one that writes none."""
-        slots = self.slots[hop]
-        if slots.capacity == 0:
-            return -1
-        if not slots.can_allocate():
-            raise RunError(
-                f"hop {hop} has no free block: {slots.capacity} are alive",
-                "a hop makes more rows than dims and max_lag admit",
-            )
-        return slots.allocate()
+    def lease(self, hop: str) -> dict[str, int]:
+        """Hop → a free block, for every hop that fires with this one and writes columns."""
+        out = {}
+        for name in self.plan.hops[hop].group or (hop,):
+            slots = self.desks[name]
+            if slots.capacity == 0:
+                continue
+            if not slots.can_allocate():
+                raise RunError(
+                    f"hop {name} has no free block: {slots.capacity} are alive",
+                    "a hop makes more rows than dims and max_lag admit",
+                )
+            out[name] = slots.allocate()
+        return out
 
     def can_lease(self, hop: str) -> bool:
-        slots = self.slots[hop]
-        return slots.capacity == 0 or slots.can_allocate()
+        """Whether there is a block to write, and one to keep it in, for every hop that fires with this one."""
+        group = self.plan.hops[hop].group or (hop,)
+        regions = [slots[name] for name in group for slots in (self.desks, self.slots)]
+        return all(slots.capacity == 0 or slots.can_allocate() for slots in regions)
+
+    def land(self, hop: str, offset: int) -> int:
+        """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""
+        self.desks[hop].release(offset)
+        return self.slots[hop].allocate()
 
     def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
         """A hop's part of a row is written. A trajectory's lengths become visible to folds."""

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,7 @@ import msgspec
 from flowgraph.errors import FlowgraphError, ModelError
 from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
-from flowgraph.plan.lower import lower
-from flowgraph.plan.measured import Measured
+from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import create
 from flowgraph.runtime.executors import Executor, InProcess, Processes
@@ -61,15 +60,18 @@ def run_graph(
     runs: str = "runs",
     live: bool | None = None,
     diagram: Callable[[Plan], str] | None = None,
+    off: Collection[str] = (),
+    verify: bool = False,
 ) -> Outcome:
     """Run a graph without findings. `resolved`: its file's content with overrides applied, for the run directory.
+    off: passes to leave out; verify: check every promise and every hop's purity while it runs, which is slower.
 
     Raises RunError by name, ModelError, or KeyboardInterrupt (Ctrl-C or SIGTERM); in every case the workers are gone,
     shared memory is freed, and what was measured is written.
     """
     models = {name: ensure(name) for name in dict.fromkeys(o.model for o in graph.owners.values() if o.model)}
     _check_lock(graph, models)
-    plan = lower(graph)
+    plan = compile_graph(graph, off=off, verify=verify)
     resolved["models"] = {name: {"source": m.source, "sha256": m.sha256} for name, m in models.items()}
     began = time.monotonic()
     with _sigterm_as_interrupt(), _arenas(plan) as fds:
@@ -109,7 +111,7 @@ def run_graph(
             workers.stop(grace)
             view.close()
             seconds = time.monotonic() - began
-            run_dir.seams(Measured(ring.steps_done, ring.meter.read, ring.meter.wrote, workers.control_bytes))
+            run_dir.seams(ring.meter.measured(ring.steps_done, workers.control_bytes))
             run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.meter.busy, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds)

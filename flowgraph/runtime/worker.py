@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowgraph.errors import RunError
-from flowgraph.plan.plan import Hop, Plan, from_json
+from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import Arena, map_all
 from flowgraph.runtime.messages import (
@@ -23,6 +23,7 @@ from flowgraph.runtime.messages import (
     Failed,
     Fire,
     FromWorker,
+    Part,
     Save,
     Saved,
     Setup,
@@ -43,6 +44,11 @@ def fill(hop: Hop, resources: Mapping[str, Any]) -> tuple[HopSpec, dict[str, Any
     fixed = {p.name: p.default for p in spec.params if not p.required}
     fixed |= {**build_config(spec, hop.config), **hop.bound}
     return spec, fixed | {param: resources[kind] for param, kind in hop.resources.items()}
+
+
+def threads_of(owner: Owner) -> int:
+    """Threads of a process: what the file says, else its share of the cores that this process may use."""
+    return owner.threads or max(1, len(os.sched_getaffinity(0)) // owner.share)
 
 
 class Worker:
@@ -73,13 +79,13 @@ class Worker:
 
             path = self.models[owner.engine.model]
             self.resources["engine"] = create_engine(
-                owner.engine, path, context=owner.context, threads=owner.threads
+                owner.engine, path, context=owner.context, threads=threads_of(owner)
             )
         if owner.learner is not None:
             from flowgraph.learners.registry import create_learner
 
             self.resources["learner"] = create_learner(
-                owner.learner, self.models[owner.learner.model], threads=owner.threads
+                owner.learner, self.models[owner.learner.model], threads=threads_of(owner)
             )
         if owner.tokenizer is not None:
             from flowgraph.models import Tokenizer
@@ -110,39 +116,57 @@ class Worker:
             except Exception as error:
                 self.send(failed(-1, f"saving the model to {message.directory}", error))
 
-    def _fire(self, hop: Hop, fire: Fire) -> None:
-        try:
-            began = time.monotonic()
-            read = codec.read(self.plan, hop, fire, self.views)
-            result = self.calls[hop.name](**read.values, **fire.values)
-            self._reply(hop, fire, result, read, began)
-        except (Exception, SystemExit) as error:
-            self.send(failed(fire.id, f"hop {hop.name}", error))
+    def _fire(self, head: Hop, fire: Fire) -> None:
+        """Run a hop, and those of its group after it."""
+        reader = codec.Reader(self.plan, self.views)
+        handed: dict[str, Any] = {}
+        parts = []
+        for name in head.group or (head.name,):
+            try:
+                began = time.monotonic()
+                hop = self.hops[name]
+                read = reader.inputs(hop, fire.blocks, fire.leaves, handed)
+                result = self.calls[name](**read.values, **fire.values)
+                parts.append(self._part(hop, fire, result, read, began, handed))
+            except (Exception, SystemExit) as error:
+                self.send(failed(fire.id, f"hop {name}", error))
+                return
+        self.send(Done(fire.id, parts))
 
     async def _fire_async(self, hop: Hop, fire: Fire) -> None:
         try:
             began = time.monotonic()
-            read = codec.read(self.plan, hop, fire, self.views)
+            read = codec.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
             result = await self.calls[hop.name](**read.values, **fire.values)
-            self._reply(hop, fire, result, read, began)
+            self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the run is over; else something within was cancelled
                 raise
             self.send(failed(fire.id, f"hop {hop.name}", error))
 
-    def _reply(self, hop: Hop, fire: Fire, result: Any, read: codec.Inputs, began: float) -> None:
+    def _part(
+        self, hop: Hop, fire: Fire, result: Any, read: codec.Inputs, began: float, handed: dict[str, Any]
+    ) -> Part:
+        """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         sizes: tuple[int, ...] = ()
         wrote: dict[str, int] = {}
-        if fire.lease >= 0:
-            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], fire.lease, fire.omit, read.sizes)
+        if self.plan.verify:
+            codec.verify(hop, outputs, read.values)
+        if hop.name in fire.leases:
+            omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
+            lease, view = fire.leases[hop.name], self.views[hop.owner]
+            sizes, wrote = codec.write(hop, outputs, view, lease, omit, read)
+        if hop.group:
+            handed |= codec.hand_on(hop, outputs, read.sizes)
         values = {name: outputs[name] for name, kind in hop.outputs.items() if kind == "value"}
         scalars: dict[str, float] = {}
         for name, kind in hop.outputs.items():
             if kind == "scalars":
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
-        self.send(Done(fire.id, sizes, values, scalars, read.nbytes, wrote, time.monotonic() - began))
+        seconds = time.monotonic() - began
+        return Part(hop.name, sizes, values, scalars, read.nbytes, read.homes, wrote, seconds)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowgraph.passes.pipeline import Loaded, load
-from flowgraph.plan.lower import lower
+from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import from_json, to_json
 from flowgraph.spec.codes import CODES
 from flowgraph.spec.render import render
@@ -27,7 +27,7 @@ def answer(path: Path, text: str, overrides: tuple[str, ...] = ()) -> Loaded:
     if not loaded.diagnostics:
         assert loaded.graph is not None
         assert not loaded.graph.broken
-        plan = lower(loaded.graph)
+        plan = compile_graph(loaded.graph)
         assert from_json(to_json(plan)) == plan
     for d in loaded.diagnostics:
         assert d.code in CODES

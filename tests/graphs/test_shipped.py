@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from flowgraph.cli import main
-from flowgraph.plan.lower import compile_file
+from flowgraph.plan.compile import compile_file
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
 from flowgraph.ir.graph import Graph
-from flowgraph.plan.lower import compile_file, lower
+from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import _available
 from flowgraph.runtime.ring import Ring
@@ -288,12 +288,12 @@ def test_a_worker_that_closes_its_socket_is_named(tmp_path: Path) -> None:
 def test_an_owner_that_cant_start_is_named(
     tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lower_wrongly(graph: Graph) -> Plan:
-        plan = lower(graph)
+    def lower_wrongly(graph: Graph, **_: object) -> Plan:
+        plan = compile_graph(graph)
         train = msgspec.structs.replace(plan.hops["train"], use="tests.runtime.toy.missing")
         return msgspec.structs.replace(plan, hops={**plan.hops, "train": train})
 
-    monkeypatch.setattr("flowgraph.runtime.run.lower", lower_wrongly)
+    monkeypatch.setattr("flowgraph.runtime.run.compile_graph", lower_wrongly)
     with pytest.raises(HopError, match="owner trainer could not start: ImportError"):
         run_toy(tmp_path, executor=executor)  # type: ignore[arg-type]
     assert summary(only_run(tmp_path))["status"] == "failed"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
 from flowgraph.passes.pipeline import load
-from flowgraph.plan.lower import lower
+from flowgraph.plan.compile import compile_graph
 from flowgraph.runtime.arena import create
 from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
@@ -35,7 +35,7 @@ def run_inproc(*overrides: str) -> tuple[Ring, Collector]:
     loaded = load(TOY, overrides)
     assert not loaded.diagnostics, loaded.diagnostics
     assert loaded.graph is not None
-    plan = lower(loaded.graph)
+    plan = compile_graph(loaded.graph)
     fds = create(plan)
     collector, executor = Collector(), InProcess()
     ring = Ring(plan, executor, {}, fds, collector)

@@ -11,9 +11,9 @@ from flowgraph.spec.dims import Size
 from flowgraph.spec.graphfile import RunDecl
 
 OWNERS = {
-    "driver": Owner("driver", 1, 0),
-    "rollout": Owner("rollout", 1, 0, engine=TransformersOptions("smollm2-135m")),
-    "trainer": Owner("trainer", 1, 0, learner=TorchOptions("smollm2-135m", 1e-5)),
+    "driver": Owner("driver", 1, 1, 0, ("driver",)),
+    "rollout": Owner("rollout", 1, 1, 0, ("rollout",), engine=TransformersOptions("smollm2-135m")),
+    "trainer": Owner("trainer", 1, 1, 0, ("trainer",), learner=TorchOptions("smollm2-135m", 1e-5)),
 }
 
 
@@ -51,7 +51,7 @@ def plan(
     hops = list(dict.fromkeys([*names, *(name for s in made for name in (s.source, s.reader))]))
     dims = dims or {"group": Size(8, 8), "sample": Size(8, 8), "prompt": Size(32, 64), "response": Size(4, 8)}
     return Plan(
-        graph, doc, dims, RunDecl(), 0, False, OWNERS,
+        graph, doc, dims, RunDecl(), 0, (), False, OWNERS,
         {name: _hop(name, owners[i % len(owners)], made, set(folds)) for i, name in enumerate(hops)}, made,
     )  # fmt: skip
 
@@ -59,7 +59,21 @@ def plan(
 def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     written = {f.column: f for s in seams for f in s.fields if f.producer == name}
     columns = tuple(
-        Column(c, "array", "int32", ("token",), f.type, f.facts, f.mean_bytes, f.max_bytes, True)
+        Column(
+            c,
+            "array",
+            "int32",
+            ("token",),
+            f.type,
+            f.facts,
+            f.mean_bytes,
+            f.max_bytes,
+            True,
+            True,
+            None,
+            "int32",
+            ("token",),
+        )
         for c, f in written.items()
     )
     mine = [s for s in seams if s.reader == name]
@@ -72,7 +86,7 @@ def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     return Hop(
         name=name, use=f"hops.test.{name}", kind="fold" if name in folds else "hop", owner=owner,
         rows="trajectory", makes_rows=False, concurrent=False, lifetime="consumed", columns=columns,
-        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(), outputs={}, initial={},
+        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(), group=(), home=owner, outputs={}, initial={},
         config={}, bound={}, resources={}, uses=None, slots=1, block_bytes=64, queue=1, every=1,
         place="hops/test.py:1:1", doc="A hop of a test.",
     )  # fmt: skip

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flowgraph.plan.lower import compile_file
+from flowgraph.plan.compile import compile_file
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit import Audit, FieldRow, Measured, SeamRow, audit, render_table, to_json
-from flowgraph.report.audit.units import per_step, percent_text, share_text, size_text
+from flowgraph.spec.units import per_step, percent_text, share_text, size_text
 from tests.unit import plans
 
 GRAPH = str(Path(__file__).parents[2] / "graphs" / "quickstart.yaml")
@@ -38,18 +38,25 @@ def field(seam: SeamRow, port: str) -> FieldRow:
     return next(f for f in seam.fields if f.port == port)
 
 
-def test_tokens_cost_their_count_times_four_bytes(quickstart: Plan) -> None:
-    tokens = field(row(audit(quickstart), "batch", "train"), "tokens")
-    assert tokens.mean == 64 * (32 + 4) * 4 == 9216
-    assert tokens.max == 64 * (64 + 8) * 4 == 18432
+def test_tokens_cost_two_bytes_each_because_the_vocabulary_is_below_65536(quickstart: Plan) -> None:
+    tokens = field(row(audit(quickstart), "batch", "reward"), "tokens")
+    assert tokens.mean == 64 * (32 + 4) * 2 == 4608
+    assert tokens.max == 64 * (64 + 8) * 2 == 9216
     assert (tokens.producer, tokens.type, tokens.copies) == ("rollout", "i32[token]", 2)
 
 
 def test_the_prompt_costs_one_read_a_trajectory(quickstart: Plan) -> None:
     seam = row(audit(quickstart), "dispatch", "rollout")
-    assert field(seam, "prompt").mean == 64 * 32 * 4
+    assert field(seam, "prompt").mean == 64 * 32 * 2
     assert field(seam, "key").mean == 64 * 8
-    assert seam.by_reference == 64 * 32 * 4
+    assert seam.by_reference == 64 * 32 * 2
+
+
+def test_what_hops_of_a_group_read_alike_crosses_once(quickstart: Plan) -> None:
+    found = audit(quickstart)
+    assert field(row(found, "batch", "train"), "tokens").mean == 0
+    assert field(row(found, "batch", "train"), "logprobs").mean == 64 * 36 * 4
+    assert row(found, "advantage", "train").transport == "fused"
 
 
 def test_weights_cost_the_bytes_of_the_model_and_come_first(quickstart: Plan) -> None:
@@ -70,7 +77,8 @@ def test_shares_sum_to_one_and_rank_the_seams(quickstart: Plan) -> None:
 def test_the_driver_pays_for_what_its_hops_wrote_and_others_read(quickstart: Plan) -> None:
     found = audit(quickstart)
     truth = field(row(found, "batch", "reward"), "ground_truth").mean
-    prompt, key, uid, trajectory, batch_id = 64 * 32 * 4, 64 * 8, 2 * 64 * 8, 64 * 8, 8
+    prompt, key, uid, trajectory, batch_id = 64 * 32 * 2, 64 * 8, 64 * 8, 64 * 8, 8
+    assert truth == 8 * 256  # once a group
     assert found.driver.mean == prompt + key + uid + trajectory + batch_id + truth
     assert {(p.writer, p.reader) for p in found.owners} == {
         ("driver", "rollout"),

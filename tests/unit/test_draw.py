@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgraph.plan.lower import compile_file
+from flowgraph.plan.compile import compile_file
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit import Measured, audit
 from flowgraph.report.draw import FORMATS, draw

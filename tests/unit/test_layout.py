@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowgraph.plan.compile import compile_file
 from flowgraph.plan.layout import aligned, spans, tensor_bytes
-from flowgraph.plan.lower import compile_file
 from flowgraph.plan.plan import Column, Hop, TensorSlot
 from flowgraph.spec.types import dtype_of
 
@@ -23,11 +23,11 @@ def array(name: str, dtype: str, shape: tuple[str, ...]) -> Column:
     most = dtype_of(dtype).itemsize
     for dim in shape:
         most *= BOUNDS[dim]
-    return Column(name, "array", dtype, shape, "", (), float(most), most, crosses=True)
+    return Column(name, "array", dtype, shape, "", (), float(most), most, True, True, None, dtype, shape)
 
 
 def opaque(name: str, kind: str, most: int) -> Column:
-    return Column(name, kind, "", (), "", (), float(most), most, crosses=True)
+    return Column(name, kind, "", (), "", (), float(most), most, True, True)
 
 
 SHAPES = st.lists(st.sampled_from(sorted(BOUNDS)), max_size=3).map(tuple)

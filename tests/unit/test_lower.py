@@ -8,7 +8,8 @@ import pytest
 
 from flowgraph.errors import CheckError
 from flowgraph.passes.pipeline import load
-from flowgraph.plan.lower import compile_file, lower
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan, from_json, to_json
 from tests.unit.graphs import good
 
@@ -35,15 +36,17 @@ def test_columns_are_priced_at_the_mean_and_the_bound_of_one_row(toy: Plan) -> N
         toy.hops["rollout"].column(n) for n in ("tokens", "response_mask", "leaf_offsets")
     )
     assert (tokens.mean_bytes, tokens.max_bytes) == (2 * 4.5 * 4, 2 * 8 * 4)
-    assert (mask.mean_bytes, mask.max_bytes) == (2 * 4.5, 2 * 8)
+    assert (mask.mean_bytes, mask.max_bytes) == (2, 2)  # 9 to 16 bits
     assert (offsets.mean_bytes, offsets.max_bytes) == (3 * 8, 3 * 8)
     # on a step they are those of 2 groups of 3 samples
-    assert toy.hops["advantage"].column("out").max_bytes == 6 * 2 * 8 * 4
+    plain = compile_file(TOY, off=PASSES)
+    assert plain.hops["advantage"].column("out").max_bytes == 6 * 2 * 8 * 4
+    assert plain.hops["rollout"].column("response_mask").max_bytes == 2 * 8
 
 
 def test_a_column_that_nobody_reads_is_never_written(toy: Plan) -> None:
     rollout = toy.hops["rollout"]
-    assert not rollout.column("unread").crosses
+    assert not rollout.column("unread").written
     assert "unread" not in [c.name for c in rollout.written]
 
 
@@ -59,6 +62,15 @@ def test_a_block_holds_the_bounds_of_all_written_columns(toy: Plan) -> None:
 def test_an_arena_holds_every_block_of_its_owner(toy: Plan) -> None:
     for name, owner in toy.owners.items():
         assert owner.arena_bytes == sum(h.slots * h.block_bytes for h in toy.hops.values() if h.owner == name)
+
+
+def test_without_defer_every_block_has_a_place_with_its_owner_and_one_with_the_driver() -> None:
+    plan = compile_file(TOY, off=["defer"])
+    written = [h for h in plan.hops.values() if h.written]
+    assert {h.home for h in written} == {"driver"}
+    assert plan.owners["driver"].arena_bytes == sum(h.slots * h.block_bytes for h in written)
+    transports = {(s.source, s.reader): s.transport for s in plan.seams}
+    assert transports["batch", "reward"] == "through the driver"
 
 
 def test_values_are_gathered_by_what_they_are(toy: Plan) -> None:
@@ -98,7 +110,7 @@ def test_there_is_one_seam_for_every_hop_that_a_hop_names(toy: Plan) -> None:
     transport = {(s.source, s.reader): s.transport for s in toy.seams}
     assert transport["rollout", "buffer"] == "control"
     assert transport["batch", "reward"] == "shared memory"
-    assert transport["reward", "advantage"] == "in process"
+    assert transport["reward", "advantage"] == "fused"
     back = next(s for s in toy.seams if (s.source, s.reader) == ("sync", "dispatch"))
     assert (back.delay, back.max_lag, back.fields) == (1, 0, ())
 
@@ -109,12 +121,13 @@ def test_a_seam_is_priced_as_its_reader_reads_it(toy: Plan) -> None:
     assert fields["tokens"].mean_bytes == 6 * 2 * 4.5 * 4
     assert fields["tokens"].max_bytes == 6 * 2 * 8 * 4
     assert fields["ground_truth"].producer == "dataset"
-    assert fields["ground_truth"].mean_bytes == 6 * 256
+    assert fields["ground_truth"].mean_bytes == 2 * 256  # once a group
+    assert fields["ground_truth"].max_bytes == 6 * 4096  # should a batch take one of each group
     assert seam.max_bytes == sum(f.max_bytes for f in seam.fields)
 
 
 def test_more_lag_means_more_blocks_and_a_deeper_queue(tmp_path: Path) -> None:
-    plan = lower(good(tmp_path))
+    plan = compile_graph(good(tmp_path))
     assert (plan.max_lag, plan.overlap) == (1, True)
     assert plan.hops["split"].slots == (1 + 2) * 8 + 2
     assert plan.hops["batch"].queue == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flowgraph.passes.rewrite import rewrite
 from flowgraph.spec.config import convert_value, import_object
 from tests.unit.graphs import RING, SMALL, codes, good, loaded
 
@@ -42,7 +43,7 @@ def test_a_hop_works_on_the_most_derived_rows_that_it_reads(tmp_path: Path) -> N
 
 def test_a_hop_without_an_owner_goes_where_it_is_read(tmp_path: Path) -> None:
     hops = RING.replace("total, in", "total, owner: trainer, in")
-    graph = good(tmp_path, hops, top="owners: {trainer: {}}\n")
+    graph = rewrite(good(tmp_path, hops, top="owners: {trainer: {}}\n"))
     assert [name for name, node in graph.nodes.items() if node.owner == "trainer"] == ["count", "total"]
     assert {node.owner for node in graph.nodes.values()} == {"driver", "trainer"}
 

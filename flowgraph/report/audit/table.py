@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow, Total
-from flowgraph.report.audit.units import per_step, percent_text, share_text, size_text
+from flowgraph.spec.units import per_step, percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

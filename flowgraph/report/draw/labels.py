@@ -9,8 +9,8 @@ import msgspec
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan, Seam
 from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow
-from flowgraph.report.audit.units import per_step, percent_text, size_text
 from flowgraph.spec.dims import Size
+from flowgraph.spec.units import per_step, percent_text, size_text
 
 Line = Literal["solid", "dashed", "dotted"]
 Colour = Literal["cpu", "resource", "ledger"]

@@ -1,0 +1,68 @@
+"""What a form takes to be undone: the writer's own ports, as the reader can get at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.sizes import rows_per_step, stored_bytes
+from flowgraph.spec.forms import ports_of
+from flowgraph.spec.ports import Port
+from flowgraph.spec.types import LIFETIMES, Lifetime
+
+# How long a value must live at least, for a reader on later rows than its own.
+NEEDED: dict[str, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
+
+
+def written_at(graph: Graph, node: Node, port: str) -> tuple[Node, Port] | None:
+    """The hop and column where the value of a writer's port lies: its own output, or what it reads."""
+    own = node.column(port)
+    if own is not None:
+        return node, own
+    binding = node.binding(port)
+    if binding is None or binding.source is None or not binding.is_column:
+        return None
+    return graph.nodes[binding.producer], binding.source
+
+
+def closure(graph: Graph, node: Node, ports: Iterable[str]) -> Iterator[tuple[Node, Port]]:
+    """Where every one of the ports lies, and what those take in their turn."""
+    for port in ports:
+        at = written_at(graph, node, port)
+        if at is not None:
+            yield at
+            yield from closure(graph, at[0], ports_of(at[0].wire(at[1].name).form))
+
+
+def reachable(graph: Graph, node: Node, ports: Iterable[str], reader: Node) -> bool:
+    """Whether all that the ports take is written, and alive when `reader` fires."""
+    if any(written_at(graph, node, port) is None for port in ports):
+        return False
+    return all(
+        at.wire(port.name).written and outlives(at, reader) for at, port in closure(graph, node, ports)
+    )
+
+
+def outlives(writer: Node, reader: Node) -> bool:
+    """Whether a value of `writer` is alive when a hop on the reader's rows fires."""
+    needed = NEEDED.get(reader.kind or "")
+    same = needed is None or writer.kind == reader.kind
+    return same or LIFETIMES.index(writer.spec.facts.lifetime) >= LIFETIMES.index(needed)
+
+
+def extra_bytes(graph: Graph, node: Node, ports: Iterable[str], reader: Node) -> float:
+    """Mean bytes a step that `reader` reads of the ports, where it does not read the same columns anyway."""
+    own = {(b.producer, b.source.name) for b in reader.bindings if b.source is not None and not b.derived}
+    total = 0.0
+    for at, port in dict.fromkeys((at.name, port.name) for at, port in closure(graph, node, ports)):
+        if (at, port) not in own:
+            column = graph.nodes[at].column(port)
+            assert column is not None
+            kind = reader.kind if reader.kind == graph.nodes[at].kind else "trajectory"
+            total += row_bytes(graph, graph.nodes[at], column) * rows_per_step(kind, graph.dims, "mean")
+    return total
+
+
+def row_bytes(graph: Graph, node: Node, port: Port) -> float:
+    """Mean bytes of one row of a column as it lies now."""
+    return stored_bytes(port, node.wire(port.name), node.kind, graph.dims, "mean")

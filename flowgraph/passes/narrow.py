@@ -1,0 +1,37 @@
+"""narrow: integers that are promised to lie in [0, bound) are stored in the smallest unsigned dtype that holds them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.sizes import evaluate, smallest_unsigned
+from flowgraph.spec.dims import parse
+from flowgraph.spec.ports import Port
+from flowgraph.spec.types import Below, dtype_of
+
+
+def narrow(graph: Graph) -> Graph:
+    changed = {}
+    for node in graph.nodes.values():
+        wires = dict(node.wires)
+        for port in node.spec.columns:
+            dtype = _narrower(graph, node, port)
+            if dtype is not None:
+                wires[port.name] = msgspec.structs.replace(node.wire(port.name), dtype=dtype)
+        if wires != node.wires:
+            changed[node.name] = msgspec.structs.replace(node, wires=wires)
+    return graph.with_nodes(changed)
+
+
+def _narrower(graph: Graph, node: Node, port: Port) -> str | None:
+    fact = next((f for f in port.facts if isinstance(f, Below)), None)
+    if fact is None or not node.wire(port.name).written:
+        return None
+    try:
+        bound = evaluate(parse(fact.bound), node.kind, graph.dims, "max")
+    except KeyError:  # a dim of a model that is not there yet
+        return None
+    dtype = smallest_unsigned(bound)
+    fits = dtype is not None and dtype_of(dtype).itemsize < dtype_of(port.dtype).itemsize
+    return dtype if fits else None

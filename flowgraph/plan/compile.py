@@ -1,0 +1,53 @@
+"""compile: a checked graph through the passes into a plan; and, when asked for, what every pass made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from flowgraph.errors import CheckError
+from flowgraph.ir.graph import Graph
+from flowgraph.passes.pipeline import load
+from flowgraph.passes.rewrite import SOURCE, stages
+from flowgraph.plan.lower import lower
+from flowgraph.plan.plan import Plan
+from flowgraph.plan.text import plan_text
+
+DUMP = "FLOWGRAPH_DUMP"
+
+
+def compile_graph(graph: Graph, *, off: Collection[str] = (), verify: bool = False) -> Plan:
+    """The plan of a graph without findings. off: passes to leave out; verify: check every promise while it runs.
+
+    With FLOWGRAPH_DUMP=DIR in the environment, DIR gets the plan's text after every pass, one file each.
+    """
+    if directory := os.environ.get(DUMP):
+        _dump(Path(directory), plans(graph, off=off))
+    passes = []
+    for name, after in stages(graph, off):
+        passes += [name] if name != SOURCE else []
+        graph = after
+    return lower(graph, passes, verify=verify)
+
+
+def plans(graph: Graph, *, off: Collection[str] = ()) -> Iterator[tuple[str, Plan]]:
+    """("source", the plan without any pass), then the plan after each pass that is on."""
+    passes: list[str] = []
+    for name, after in stages(graph, off):
+        passes += [name] if name != SOURCE else []
+        yield name, lower(after, passes)
+
+
+def compile_file(path: str, overrides: Sequence[str] = (), *, off: Collection[str] = ()) -> Plan:
+    """The plan of a graph file. Raises CheckError with all findings."""
+    loaded = load(path, overrides)
+    if loaded.diagnostics or loaded.graph is None:
+        raise CheckError(loaded.diagnostics)
+    return compile_graph(loaded.graph, off=off)
+
+
+def _dump(directory: Path, made: Iterator[tuple[str, Plan]]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, (name, plan) in enumerate(made):
+        (directory / f"{number:02d}-{name}.txt").write_text(plan_text(plan), encoding="utf-8")

@@ -1,4 +1,11 @@
-"""Every code that a finding can have, with what it says in a line. FG9xx are the errors of a run, see `errors.py`."""
+"""Every code that a finding or a failed run can have, with what it says in a line; a page on each is in `pages/`.
+
+FG1xx to FG5xx are findings of `flowgraph check`. FG9xx are the errors of a run, see `errors.py`.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
 
 CODES: dict[str, str] = {
     "FG100": "the graph file can't be read",
@@ -28,4 +35,17 @@ CODES: dict[str, str] = {
     "FG404": "no step would ever be made",
     "FG405": "the largest lag is not stated",
     "FG501": "more bytes than can be addressed",
+    "FG900": "the run can't start or go on",
+    "FG901": "a payload breaks its port's type or bound",
+    "FG902": "a hop raised",
+    "FG903": "a worker process ended",
+    "FG904": "a wait outlived its deadline",
+    "FG905": "trajectories were lost or counted twice",
 }
+
+
+def page(code: str) -> str:
+    """The page on a code, as Markdown. Raises KeyError for a code that is none."""
+    if code not in CODES:
+        raise KeyError(code)
+    return files(__package__).joinpath("pages", f"{code}.md").read_text(encoding="utf-8")

@@ -60,20 +60,9 @@ def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     written = {f.column: f for s in seams for f in s.fields if f.producer == name}
     columns = tuple(
         Column(
-            c,
-            "array",
-            "int32",
-            ("token",),
-            f.type,
-            f.facts,
-            f.mean_bytes,
-            f.max_bytes,
-            True,
-            True,
-            None,
-            "int32",
-            ("token",),
-        )
+            c, "array", "int32", ("token",), f.type, f.facts, f.mean_bytes, f.max_bytes,
+            read=True, written=True, stored="int32", stored_shape=("token",),
+        )  # fmt: skip
         for c, f in written.items()
     )
     mine = [s for s in seams if s.reader == name]
@@ -86,7 +75,7 @@ def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     return Hop(
         name=name, use=f"hops.test.{name}", kind="fold" if name in folds else "hop", owner=owner,
         rows="trajectory", makes_rows=False, concurrent=False, lifetime="consumed", columns=columns,
-        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(), group=(), home=owner, outputs={}, initial={},
-        config={}, bound={}, resources={}, uses=None, slots=1, block_bytes=64, queue=1, every=1,
+        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(),
+        group=(), home=owner, outputs={}, initial={}, config={}, bound={}, resources={}, uses=None, slots=1, block_bytes=64, queue=1, every=1,
         place="hops/test.py:1:1", doc="A hop of a test.",
     )  # fmt: skip

@@ -50,11 +50,12 @@ class FlowgraphError(Exception):
 
 
 class CheckError(FlowgraphError):
-    """A graph has findings. `diagnostics` holds all of them, in file order."""
+    """A graph has findings. `diagnostics` holds all of them, in file order. shown: its text, else a line each."""
 
-    def __init__(self, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, diagnostics: list[Diagnostic], shown: str = "") -> None:
         self.diagnostics = sorted(diagnostics, key=lambda d: (d.place, d.code, d.message))
-        super().__init__("\n".join(f"{d.place}: error[{d.code}] {d.message}" for d in self.diagnostics))
+        brief = "\n".join(f"{d.place}: error[{d.code}] {d.message}" for d in self.diagnostics)
+        super().__init__(shown or brief)
 
 
 class ModelError(FlowgraphError):

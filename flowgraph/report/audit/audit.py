@@ -83,6 +83,12 @@ class Audit(msgspec.Struct, frozen=True):
     steps: int | None = None
     control_bytes: float | None = None
 
+    def __str__(self) -> str:
+        """The table that `flowgraph audit` prints."""
+        from flowgraph.report.audit.table import render_table
+
+        return render_table(self)
+
 
 def audit(plan: Plan, measured: Measured | None = None) -> Audit:
     """Price every seam of a plan. A run that finished no step measured nothing."""

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from flowgraph.plan.plan import Hop, Owner, Plan, Seam
+from flowgraph.spec.dims import Size
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Crossing(msgspec.Struct, frozen=True):
 class Difference(msgspec.Struct, frozen=True):
     """Everything that differs; false when nothing does.
 
-    settings: dims, the run, and what owners hold, by path (`dims.prompt.max`)
+    settings: dims, the run, and what owners hold, by path (`run.steps`)
     ports: `hop.port` of an output, `hop.in.port` of an input; of hops that both have
     memory: bytes of an owner's arena
     """
@@ -112,10 +113,16 @@ def flat(path: str, value: object) -> dict[str, Any]:
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    out = flat("dims", msgspec.to_builtins(plan.dims)) | flat("run", msgspec.to_builtins(plan.run))
+    out: dict[str, Any] = {f"dims.{name}": _size(size) for name, size in plan.dims.items()}
+    out |= flat("run", msgspec.to_builtins(plan.run))
     for owner in plan.owners.values():
         out |= flat(f"owners.{owner.name}", _held(owner))
     return out
+
+
+def _size(size: Size) -> Any:
+    """As a graph writes it: one number when it is fixed."""
+    return size.max if size.mean == size.max else msgspec.to_builtins(size)
 
 
 def _held(owner: Owner) -> dict[str, Any]:
@@ -147,11 +154,12 @@ def _inputs(plan: Plan, hop: Hop) -> dict[str, PortFacts]:
     out = {}
     for seam in plan.seams:
         for field in seam.fields if seam.reader == hop.name else ():
-            by = "" if field.producer == seam.source else f" by {seam.source}"
+            by = "" if field.producer == seam.source else f" via {seam.source}"
             out[field.port] = PortFacts(field.type, (), f"{field.producer}.{field.column}{by}")
     for watch in hop.watches:
-        kind = f"{watch.rows} rows" if watch.rows else watch.mode
-        out[watch.port] = PortFacts(kind, (), f"{watch.producer}.{watch.output}".removesuffix("."))
+        kind = [f"{watch.rows} rows"] if watch.rows else []
+        kind += [watch.mode] if watch.mode != "queue" or not kind else []
+        out[watch.port] = PortFacts(", ".join(kind), (), f"{watch.producer}.{watch.output}".removesuffix("."))
     return out
 
 

@@ -54,6 +54,11 @@ def _arrow(before: str, after: str) -> str:
 
 
 def _value(value: object) -> str:
+    """As a graph file would have it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.15g}"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -93,9 +98,9 @@ def _ports(before: PortFacts, after: PortFacts) -> list[str]:
 
 
 def _crossing(seam: Crossing) -> str:
-    how = [seam.transport, f"until {seam.lifetime}"]
-    how += [f"delay {seam.delay}"] if seam.delay else []
-    return ", ".join([_price(seam), *how])
+    price = [] if seam.transport == "control" else [_price(seam)]
+    delay = [f"delay {seam.delay}"] if seam.delay else []
+    return ", ".join([*price, seam.transport, f"until {seam.lifetime}", *delay])
 
 
 def _price(seam: Crossing) -> str:
@@ -122,7 +127,11 @@ def _crossings(before: Crossing, after: Crossing) -> list[str]:
 
 def _sizes(before: float, after: float) -> str:
     a, b = size_text(before), size_text(after)
-    if a == b:  # what rounding would hide
-        a, b = f"{before:,.12g} B", f"{after:,.12g} B"
-    change = f" ({percent_text((after - before) / before * 100)})" if before else ""
-    return _arrow(a, b) + change
+    if not before:
+        return _arrow(a, b)
+    more = after - before
+    # What rounding to three digits would hide.
+    change = (
+        f"{'+' if more > 0 else '-'}{size_text(abs(more))}" if a == b else percent_text(more / before * 100)
+    )
+    return f"{_arrow(a, b)} ({change})"

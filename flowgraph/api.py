@@ -66,8 +66,8 @@ def compile(graph: File | Loaded | Graph, overrides: Overrides = ()) -> Plan:
     Raises CheckError with all findings; ValueError for overrides of what is loaded already.
 
         >>> plan = flowgraph.compile("graphs/quickstart.yaml", ["dims.group=16"])
-        >>> plan.owners["driver"].arena_bytes
-        2124608
+        >>> plan.dims["group"].max, plan.hops["reward"].owner
+        (16, 'trainer')
     """
     if isinstance(graph, Graph):
         _none(overrides)

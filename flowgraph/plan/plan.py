@@ -12,8 +12,8 @@ import msgspec
 from flowgraph.engines.registry import EngineOptions
 from flowgraph.learners.registry import LearnerOptions
 from flowgraph.spec.dims import Size
-from flowgraph.spec.graphfile import RunDecl
-from flowgraph.spec.types import Lifetime, RowKind
+from flowgraph.spec.form import RunDecl
+from flowgraph.spec.types import Lifetime, RowKind, Transport
 
 # How the values of many rows become one value for a reader on later rows:
 #   same    the reader works on the writer's own rows: the value as it is
@@ -145,7 +145,7 @@ class Seam(msgspec.Struct, frozen=True):
 
     source: str
     reader: str
-    transport: Literal["in process", "shared memory", "control"]
+    transport: Transport
     lifetime: Lifetime
     fields: tuple[SeamField, ...]
     control: tuple[str, ...]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowgraph.errors import RunError
+from flowgraph.errors import MemoryShort
 from flowgraph.plan.plan import Plan
 
 
@@ -24,11 +24,11 @@ class Arena:
 
 
 def create(plan: Plan) -> dict[str, int]:
-    """One memfd an owner → its descriptor. Raises RunError when the machine can't hold them, with both sizes."""
+    """One memfd an owner → its descriptor. Raises MemoryShort when the machine can't hold them, with both sizes."""
     total = sum(o.arena_bytes for o in plan.owners.values())
     available = _available()
     if total > available:
-        raise RunError(
+        raise MemoryShort(
             f"the arenas take {total / 1e6:,.0f} MB, and {available / 1e6:,.0f} MB of memory are available",
             "lower dims.response.max, dims.group or max_lag",
         )

@@ -12,6 +12,7 @@ import click
 
 from flowgraph.errors import Diagnostic, FlowgraphError
 from flowgraph.passes.pipeline import Loaded, load
+from flowgraph.plan.lower import finish
 from flowgraph.spec.render import render
 
 FINDINGS, INTERRUPTED = 1, 130  # and 2 for wrong usage, which click gives
@@ -43,6 +44,7 @@ def _checked(path: str, overrides: tuple[str, ...], *, as_json: bool = False) ->
     # A user's own hops and rewards lie where the command is given, or beside the graph.
     sys.path[:0] = [os.getcwd(), str(Path(path).resolve().parent)]
     loaded = load(path, overrides)
+    finish(loaded)
     if loaded.diagnostics:
         _findings(loaded, as_json)
     return loaded

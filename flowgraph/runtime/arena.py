@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flowgraph.errors import MemoryShort
 from flowgraph.plan.plan import Plan
+from flowgraph.spec.units import size_text
 
 
 class Arena:
@@ -29,7 +30,7 @@ def create(plan: Plan) -> dict[str, int]:
     available = _available()
     if total > available:
         raise MemoryShort(
-            f"the arenas take {total / 1e6:,.0f} MB, and {available / 1e6:,.0f} MB of memory are available",
+            f"the arenas take {size_text(total)}, and {size_text(available)} of memory are available",
             "lower dims.response.max, dims.group or max_lag",
         )
     fds = {}

@@ -206,6 +206,20 @@ def run(
 
 
 @main.command()
+def schema() -> None:
+    """Print the JSON Schema of a graph file, so that an editor completes it.
+
+    Write it to a file, and name that in the first line of a graph:
+
+    \b
+    # yaml-language-server: $schema=graph.schema.json
+    """
+    from flowgraph.spec.schema import graph_schema
+
+    click.echo(json.dumps(graph_schema(), indent=1, ensure_ascii=False))
+
+
+@main.command()
 @click.argument("model")
 def pull(model: str) -> None:
     """Fetch MODEL (smollm2-135m, a directory or a hub id) and print where it lies."""

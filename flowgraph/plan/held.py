@@ -16,7 +16,13 @@ from flowgraph.plan.plan import Owner, Plan
 from flowgraph.spec.types import dtype_of
 
 HeldKind = Literal[
-    "engine weights", "KV cache", "cached prefixes", "learner weights", "gradients", "master weights", "moments"
+    "engine weights",
+    "KV cache",
+    "cached prefixes",
+    "learner weights",
+    "gradients",
+    "master weights",
+    "moments",
 ]
 
 

@@ -38,8 +38,8 @@ class HopForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One hop: a typed function, what it reads, and its options."""
 
     use: Annotated[str, Meta(description="Import path of a function with @hop, @fold or @effect.")]
-    inputs: dict[str, str | InputForm] | None | UnsetType = field(name="in", default=UNSET)
-    config: dict[str, Any] | None | UnsetType = field(name="with", default=UNSET)
+    inputs: dict[str, str | InputForm] | UnsetType | None = field(name="in", default=UNSET)
+    config: dict[str, Any] | UnsetType | None = field(name="with", default=UNSET)
     owner: Annotated[str, Meta(description="The process that it runs in.")] | UnsetType = UNSET
     capacity: Annotated[Count, Meta(description="Rows it has made that may wait.")] | UnsetType = UNSET
 
@@ -74,10 +74,10 @@ class GraphForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     graph: Annotated[str, Meta(description="Its name: letters, digits, - and _.")]
     doc: str = ""
-    dims: dict[str, Positive | Size] | None | UnsetType = UNSET
-    owners: dict[str, OwnerForm | None] | None | UnsetType = UNSET
+    dims: dict[str, Positive | Size] | UnsetType | None = UNSET
+    owners: dict[str, OwnerForm | None] | UnsetType | None = UNSET
     hops: dict[str, HopForm]
-    budgets: dict[str, Written | list[Written]] | None | UnsetType = UNSET
+    budgets: dict[str, Written | list[Written]] | UnsetType | None = UNSET
     run: RunDecl | UnsetType = UNSET
     models: dict[str, ModelLock] | UnsetType = UNSET
 

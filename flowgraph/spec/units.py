@@ -1,4 +1,4 @@
-"""Bytes as people read and write them: `8.70 KB`, `64 KB/step`, `2 GiB`. Units are decimal unless they say otherwise."""
+"""Bytes as people read and write them: `8.70 KB`, `64 KB/step`, `2 GiB`. Units are decimal; KiB and so on are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 BYTES = {unit: 1000**i for i, unit in enumerate(UNITS)} | {
     f"{unit[0]}iB": 1024**i for i, unit in enumerate(UNITS) if i
 }
-AMOUNT = rf"(\d{{1,15}}(?:\.\d{{1,15}})?) *({'|'.join(BYTES)})( */ *step)?"
+AMOUNT = rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) *({'|'.join(BYTES)})( */ *step)?"
 
 
 class Amount(msgspec.Struct, frozen=True):

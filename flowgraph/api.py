@@ -23,7 +23,7 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes import pipeline
 from flowgraph.passes.check import check
 from flowgraph.passes.pipeline import Loaded
-from flowgraph.plan.lower import lower
+from flowgraph.plan.lower import finish, lower
 from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.plan import Plan
 from flowgraph.report import audit as auditing
@@ -57,7 +57,9 @@ def load(path: File, overrides: Overrides = ()) -> Loaded:
     """
     name = os.fspath(path)
     _importable(os.getcwd(), str(home(name)))
-    return pipeline.load(name, _assignments(overrides))
+    loaded = pipeline.load(name, _assignments(overrides))
+    finish(loaded)
+    return loaded
 
 
 def compile(graph: File | Loaded | Graph, overrides: Overrides = ()) -> Plan:

@@ -145,10 +145,12 @@ def _measured(run_dir: str | None, plan: Plan) -> Measured | None:
 @click.option("--rev", metavar="REV", help="Compare one graph with itself at this git revision.")
 @JSON
 def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
-    """Print what differs between two graphs: hops, ports, bytes of seams, memory of owners.
+    """Print what differs between two graphs: hops, ports, bytes of seams, memory of owners, budgets.
 
     A graph is a file, or REV:PATH for one at a git revision: `diff HEAD~1:graphs/x.yaml graphs/x.yaml` says the same as
     `diff --rev HEAD~1 graphs/x.yaml`. Only the graph is that of the revision; its hops are those of the working tree.
+
+    Exit code 1 when a budget got worse (more is spent, or it is raised or gone) or a graph has findings.
     """
     from flowgraph.report.diff import to_json
 
@@ -160,6 +162,7 @@ def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
     _findings(before, after, as_json=as_json)
     difference = api.diff(before, after)
     click.echo(to_json(difference) if as_json else f"{graphs[0]} → {graphs[1]}\n\n{difference}", nl=as_json)
+    raise SystemExit(FINDINGS if difference.worse else 0)
 
 
 @main.command()
@@ -194,6 +197,20 @@ def run(
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(INTERRUPTED) from None
     click.echo(f"{done.steps} steps in {done.seconds:.0f} s; everything is in {done.directory}")
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of a graph file, so that an editor completes it.
+
+    Write it to a file, and name that in the first line of a graph:
+
+    \b
+    # yaml-language-server: $schema=graph.schema.json
+    """
+    from flowgraph.spec.schema import graph_schema
+
+    click.echo(json.dumps(graph_schema(), indent=1, ensure_ascii=False))
 
 
 @main.command()

@@ -8,7 +8,8 @@ FlowgraphError
     ├── HopError        FG902  a hop raised
     ├── WorkerDied      FG903  a worker process ended
     ├── DeadlineError   FG904  a wait outlived its deadline
-    └── LedgerError     FG905  trajectories were lost or counted twice
+    ├── LedgerError     FG905  trajectories were lost or counted twice
+    └── MemoryShort     FG908  the machine can't hold the arenas
 """
 
 from __future__ import annotations
@@ -94,3 +95,7 @@ class DeadlineError(RunError):
 
 class LedgerError(RunError):
     code = "FG905"
+
+
+class MemoryShort(RunError):
+    code = "FG908"

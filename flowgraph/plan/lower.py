@@ -11,8 +11,9 @@ from flowgraph.errors import CheckError
 from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repeats
 from flowgraph.models import facts
 from flowgraph.passes.fixed import fixed
-from flowgraph.passes.pipeline import load
+from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.passes.sizes import evaluate, size_of, slots, value_bytes
+from flowgraph.plan.budgets import check_budgets
 from flowgraph.plan.layout import aligned, tensor_bytes
 from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, TensorSlot, Watch
 from flowgraph.plan.seams import seams
@@ -39,15 +40,26 @@ def lower(graph: Graph) -> Plan:
         owners=owners,
         hops=hops,
         seams=tuple(seams(graph, hops)),
+        budgets=tuple(graph.file.budgets),
     )
 
 
 def compile_file(path: str, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a graph file. Raises CheckError with all findings."""
     loaded = load(path, overrides)
-    if loaded.diagnostics or loaded.graph is None:
+    plan = finish(loaded)
+    if plan is None or loaded.diagnostics:
         raise CheckError(loaded.diagnostics)
-    return lower(loaded.graph)
+    return plan
+
+
+def finish(loaded: Loaded) -> Plan | None:
+    """The plan of a graph without findings; what only the plan shows joins them. None when there are some already."""
+    if loaded.diagnostics or loaded.graph is None:
+        return None
+    plan = lower(loaded.graph)
+    loaded.diagnostics += check_budgets(loaded.graph.file, plan)
+    return plan
 
 
 def cores() -> int:

@@ -11,9 +11,10 @@ import msgspec
 
 from flowgraph.engines.registry import EngineOptions
 from flowgraph.learners.registry import LearnerOptions
+from flowgraph.spec.budgets import BudgetDecl
 from flowgraph.spec.dims import Size
-from flowgraph.spec.graphfile import RunDecl
-from flowgraph.spec.types import Lifetime, RowKind
+from flowgraph.spec.form import RunDecl
+from flowgraph.spec.types import Lifetime, RowKind, Transport
 
 # How the values of many rows become one value for a reader on later rows:
 #   same    the reader works on the writer's own rows: the value as it is
@@ -145,7 +146,7 @@ class Seam(msgspec.Struct, frozen=True):
 
     source: str
     reader: str
-    transport: Literal["in process", "shared memory", "control"]
+    transport: Transport
     lifetime: Lifetime
     fields: tuple[SeamField, ...]
     control: tuple[str, ...]
@@ -174,6 +175,7 @@ class Plan(msgspec.Struct, frozen=True):
     owners: dict[str, Owner]
     hops: dict[str, Hop]
     seams: tuple[Seam, ...]
+    budgets: tuple[BudgetDecl, ...] = ()
 
     def workers(self, maker: str) -> frozenset[str]:
         """A fold that makes rows, and every hop that works on them: all must be done before a row is handed on."""

@@ -28,4 +28,6 @@ CODES: dict[str, str] = {
     "FG404": "no step would ever be made",
     "FG405": "the largest lag is not stated",
     "FG501": "more bytes than can be addressed",
+    "FG502": "more bytes than the budget",
+    "FG503": "a budget that can't be",
 }

@@ -8,7 +8,7 @@ from flowgraph.engines.registry import TransformersOptions
 from flowgraph.learners.registry import TorchOptions
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam, SeamField, Watch
 from flowgraph.spec.dims import Size
-from flowgraph.spec.graphfile import RunDecl
+from flowgraph.spec.form import RunDecl
 
 OWNERS = {
     "driver": Owner("driver", 1, 0),

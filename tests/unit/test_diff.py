@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowgraph.cli import main
 from flowgraph.plan.lower import compile_file
 from flowgraph.plan.plan import Hop, Plan, Seam
 from flowgraph.report.diff import Difference, diff, to_json
@@ -199,6 +201,47 @@ def test_two_plans_differ_exactly_when_something_is_said_and_the_same_both_ways(
     one, two = (toy_with(*(f"{k}={v}" for k, v in changes.items())) for changes in (a, b))
     there, back = diff(one, two), diff(two, one)
     assert bool(there) == (one != two) == (str(there) != "no difference\n")
-    for name in ("settings", "hops", "ports", "seams", "memory"):
+    for name in ("settings", "hops", "ports", "seams", "memory", "budgets"):
         forth = {(c.name, repr(c.before), repr(c.after)) for c in getattr(there, name)}
         assert forth == {(c.name, repr(c.after), repr(c.before)) for c in getattr(back, name)}
+
+
+LIMIT = "budgets={driver: 64 KB/step, rollout: 1 GB}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse", "said"),
+    [
+        ([LIMIT], [LIMIT, "run.seed=1"], False, None),
+        ([LIMIT], [LIMIT, "dims.group=4"], True, "  ~ driver/step  "),
+        ([LIMIT, "dims.group=4"], [LIMIT], False, "  ~ driver/step  "),
+        ([LIMIT], ["budgets={driver: 65 KB/step, rollout: 1 GB}"], True, "budget 64.0 KB → 65.0 KB"),
+        ([LIMIT], ["budgets={driver: 63 KB/step, rollout: 1 GB}"], False, "budget 64.0 KB → 63.0 KB"),
+        ([LIMIT], ["budgets={driver: 64 KB/step}"], True, "  ~ rollout  budget 1.00 GB → none"),
+        (["budgets={driver: 64 KB/step}"], [LIMIT], False, "  ~ rollout  budget none → 1.00 GB"),
+        (
+            ["budgets={batch -> train: 9 MB/step}"],
+            ["budgets={}"],
+            True,
+            "  ~ batch -> train/step  budget 9.00 MB → none",
+        ),
+    ],
+)
+def test_a_budget_is_worse_when_more_is_spent_or_it_is_raised_or_gone(
+    before: list[str], after: list[str], worse: bool, said: str | None
+) -> None:
+    found = diff(toy_with(*before), toy_with(*after))
+    assert found.worse == worse
+    assert said in str(found) if said else not found.budgets
+
+
+def test_the_exit_code_says_that_a_budget_got_worse(tmp_path: Path) -> None:
+    text = Path(TOY).read_text()
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text(f"{text}budgets: {{driver: 64 KB/step}}\n")
+    two.write_text(f"{text}budgets: {{driver: 1 MB/step}}\n")
+    codes = [
+        CliRunner().invoke(main, ["diff", str(a), str(b)]).exit_code
+        for a, b in ((one, two), (two, one), (one, one))
+    ]
+    assert codes == [1, 0, 0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from flowgraph.plan.bill import traffic
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, Seam, SeamField
 
@@ -98,9 +99,10 @@ def audit(plan: Plan, measured: Measured | None = None) -> Audit:
     rows = [_seam(plan, seam, whole, measured) for seam in plan.seams]
     ranked = sorted(rows, key=lambda r: (not r.fields, -r.mean, -r.max, r.source, r.reader))
     owners = _owners(plan, rows)
-    driver = [p for p in owners if (p.writer == "driver") != (p.reader == "driver")]
+    driver = traffic(plan, "driver")
+    read = _sum([p for p in owners if (p.writer == "driver") != (p.reader == "driver")]).measured
     return Audit(
-        plan.graph, tuple(ranked), owners, _sum(owners), _sum(driver),
+        plan.graph, tuple(ranked), owners, _sum(owners), Total(driver.mean, driver.max, read),
         measured.steps if measured else None, measured.control_bytes / measured.steps if measured else None,
     )  # fmt: skip
 

@@ -1,28 +1,10 @@
-"""Bytes as people read them: decimal units, three significant digits."""
+"""Differences and shares as people read them; bytes are `flowgraph.spec.units`."""
 
 from __future__ import annotations
 
-UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+from flowgraph.spec.units import per_step, size_text
 
-
-def size_text(nbytes: float) -> str:
-    """`512 B`, `8.70 KB`, `269 MB`. Whole bytes stay whole; a fraction of a byte shows as `<1 B`."""
-    if 0 < nbytes < 1:
-        return "<1 B"
-    if nbytes < 999.5:
-        return f"{nbytes:.0f} B" if nbytes >= 100 or nbytes == int(nbytes) else f"{nbytes:.3g} B"
-    value = float(nbytes)
-    for unit in UNITS[1:]:
-        value /= 1000
-        # 999.5 would round to 1000, which has four digits
-        if value < 999.5 or unit == UNITS[-1]:
-            break
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f} {unit}"
-
-
-def per_step(nbytes: float) -> str:
-    return f"{size_text(nbytes)}/step"
+__all__ = ["per_step", "percent_text", "share_text", "size_text"]
 
 
 def percent_text(percent: float, digits: int = 1) -> str:

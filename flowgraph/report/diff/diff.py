@@ -7,7 +7,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from flowgraph.plan.bill import bill
+from flowgraph.plan.budgets import cost_of
 from flowgraph.plan.plan import Hop, Owner, Plan, Seam
+from flowgraph.spec.budgets import BudgetDecl
 from flowgraph.spec.dims import Size
 
 T = TypeVar("T")
@@ -52,6 +55,13 @@ class Crossing(msgspec.Struct, frozen=True):
     every: int
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """What a plan spends of a budget. budget: None where the graph has none."""
+
+    nbytes: float
+    budget: float | None
+
+
 class Difference(msgspec.Struct, frozen=True):
     """Everything that differs; false when nothing does.
 
@@ -67,9 +77,15 @@ class Difference(msgspec.Struct, frozen=True):
     ports: tuple[Change[PortFacts], ...]
     seams: tuple[Change[Crossing], ...]
     memory: tuple[Change[int], ...]
+    budgets: tuple[Change[Spent], ...]
 
     def __bool__(self) -> bool:
-        return any((self.settings, self.hops, self.ports, self.seams, self.memory))
+        return any((self.settings, self.hops, self.ports, self.seams, self.memory, self.budgets))
+
+    @property
+    def worse(self) -> bool:
+        """Whether any budget got worse."""
+        return any(map(got_worse, self.budgets))
 
     def __str__(self) -> str:
         """The text that `flowgraph diff` prints."""
@@ -89,6 +105,7 @@ def diff(before: Plan, after: Plan) -> Difference:
         _changes(_ports(before, both), _ports(after, both)),
         _changes(_seams(before), _seams(after)),
         _changes(_memory(before), _memory(after)),
+        budget_changes(before, after),
     )
 
 
@@ -177,3 +194,30 @@ def _crossing(seam: Seam) -> Crossing:
 
 def _memory(plan: Plan) -> dict[str, int]:
     return {name: owner.arena_bytes for name, owner in plan.owners.items()}
+
+
+# --- budgets -----------------------------------------------------------------------------------------------
+
+
+def budget_changes(before: Plan, after: Plan) -> tuple[Change[Spent], ...]:
+    """Every budget of either plan whose amount, or what is spent under it, differs."""
+    decls = {(b.name, b.amount.per_step): b for plan in (before, after) for b in plan.budgets if b.amount}
+    return _changes(*(_spent(plan, decls) for plan in (before, after)))
+
+
+def _spent(plan: Plan, decls: Mapping[tuple[str, bool], BudgetDecl]) -> dict[str, Spent]:
+    costs, out = bill(plan), {}
+    amounts = {(b.name, b.amount.per_step): b.amount.nbytes for b in plan.budgets if b.amount}
+    for (name, per_step), decl in decls.items():
+        cost = cost_of(costs, decl)
+        nbytes = (cost.mean if per_step else cost.max) if cost else 0
+        out[name + ("/step" if per_step else "")] = Spent(nbytes, amounts.get((name, per_step)))
+    return out
+
+
+def got_worse(change: Change[Spent]) -> bool:
+    """More is spent, or the budget is gone or raised."""
+    a, b = change.before, change.after
+    assert a is not None
+    assert b is not None
+    return b.nbytes > a.nbytes or (a.budget is not None and (b.budget is None or b.budget > a.budget))

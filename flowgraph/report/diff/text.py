@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from flowgraph.report.audit.units import percent_text, size_text
-from flowgraph.report.diff.diff import Change, Crossing, Difference, HopFacts, PortFacts
+from flowgraph.report.diff.diff import Change, Crossing, Difference, HopFacts, PortFacts, Spent
 
 T = TypeVar("T")
 SAME = "no difference"
@@ -21,6 +21,7 @@ def render_text(difference: Difference) -> str:
         ("ports", _rows(difference.ports, _port, _ports)),
         ("seams, mean bytes a step", _rows(difference.seams, _crossing, _crossings)),
         ("memory of owners", _rows(difference.memory, size_text, lambda a, b: [_sizes(a, b)])),
+        ("budgets", _rows(difference.budgets, _budget, _budgets)),
     ]
     parts = ["\n".join([title, *_aligned(list(rows))]) for title, rows in sections]
     shown = [part for part in parts if "\n" in part]
@@ -135,3 +136,13 @@ def _sizes(before: float, after: float) -> str:
         f"{'+' if more > 0 else '-'}{size_text(abs(more))}" if a == b else percent_text(more / before * 100)
     )
     return f"{_arrow(a, b)} ({change})"
+
+
+def _budget(spent: Spent) -> str:
+    return "none" if spent.budget is None else size_text(spent.budget)
+
+
+def _budgets(before: Spent, after: Spent) -> list[str]:
+    parts = [_sizes(before.nbytes, after.nbytes)] if before.nbytes != after.nbytes else []
+    parts += [f"budget {_arrow(_budget(before), _budget(after))}"] if before.budget != after.budget else []
+    return [", ".join(parts)]

@@ -1,18 +1,22 @@
-"""The command line. Heavy modules are imported inside the command that needs them, so `check` stays fast."""
+"""The command line. A command reads its options, calls the library, and shows what comes of it."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import click
 
+from flowgraph import api
 from flowgraph.errors import Diagnostic, FlowgraphError
-from flowgraph.passes.pipeline import Loaded, load
+from flowgraph.passes.pipeline import Loaded
+from flowgraph.plan.measured import Measured, read_measured
+from flowgraph.plan.plan import Plan
+from flowgraph.report.draw import Format
 from flowgraph.spec.render import render
+from flowgraph.spec.revision import at_revision
 
 FINDINGS, INTERRUPTED = 1, 130  # and 2 for wrong usage, which click gives
 GRAPH = click.argument("graph", type=click.Path())
@@ -39,21 +43,22 @@ def main() -> None:
     """A compiler and runtime for the asynchronous reinforcement-learning ring of language models."""
 
 
-def _checked(path: str, overrides: tuple[str, ...], *, as_json: bool = False) -> Loaded:
-    # A user's own hops and rewards lie where the command is given, or beside the graph.
-    sys.path[:0] = [os.getcwd(), str(Path(path).resolve().parent)]
-    loaded = load(path, overrides)
-    if loaded.diagnostics:
-        _findings(loaded, as_json)
+def _checked(path: str, overrides: tuple[str, ...] = (), *, as_json: bool = False) -> Loaded:
+    loaded = api.load(path, overrides)
+    _findings(loaded, as_json=as_json)
     return loaded
 
 
-def _findings(loaded: Loaded, as_json: bool) -> NoReturn:
-    found = loaded.diagnostics
+def _findings(*graphs: Loaded, as_json: bool) -> None:
+    """Show what there is to find in graphs, if anything, and end."""
+    found = [d for loaded in graphs for d in loaded.diagnostics]
+    if not found:
+        return
     if as_json:
         click.echo(json.dumps({"diagnostics": [_as_dict(d) for d in found]}, indent=1))
     else:
-        click.echo(render(found, loaded.sources), err=True)
+        sources = {name: text for loaded in graphs for name, text in loaded.sources.items()}
+        click.echo(render(found, sources), err=True)
         click.echo(f"\n{len(found)} finding{'s' if len(found) > 1 else ''}", err=True)
     raise SystemExit(FINDINGS)
 
@@ -93,17 +98,12 @@ def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
 )
 def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: str | None) -> None:
     """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
-    from flowgraph.plan.compile import compile_graph
-    from flowgraph.report import draw as drawing
-
-    formats: dict[str, drawing.Format] = {".svg": "svg", ".mmd": "mermaid"}
+    formats: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid"}
     suffix = Path(output).suffix if output else ".mmd"
     if suffix not in formats:
         raise click.UsageError(f"{output} is neither .svg nor .mmd")
-    loaded = _checked(graph, overrides)
-    assert loaded.graph is not None
-    measured = _measured(run_dir, loaded.graph.file.name)
-    text = drawing.draw(compile_graph(loaded.graph), format=formats[suffix], measured=measured)
+    plan = api.compile(_checked(graph, overrides))
+    text = api.draw(plan, formats[suffix], measured=_measured(run_dir, plan))
     if output:
         _write(Path(output), text)
         click.echo(f"wrote {output}")
@@ -125,35 +125,44 @@ def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: 
     """Price every seam of GRAPH in bytes a step, largest first."""
     import shutil
 
-    from flowgraph.plan.compile import compile_graph
     from flowgraph.report import audit as auditing
 
-    loaded = _checked(graph, overrides, as_json=as_json)
-    assert loaded.graph is not None
-    result = auditing.audit(compile_graph(loaded.graph), _measured(run_dir, loaded.graph.file.name))
-    click.echo(
-        auditing.to_json(result)
-        if as_json
-        else auditing.render_table(result, shutil.get_terminal_size((120, 24)).columns)
-    )
+    plan = api.compile(_checked(graph, overrides, as_json=as_json))
+    result = api.audit(plan, _measured(run_dir, plan))
+    width = shutil.get_terminal_size((120, 24)).columns
+    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, width))
 
 
-def _measured(run_dir: str | None, graph: str) -> Any:
-    """What a run of this graph measured. Raises UsageError when it is of another, or did not get that far."""
-    if run_dir is None:
-        return None
-    import msgspec
-
-    from flowgraph.plan.measured import Measured
-
-    path = Path(run_dir) / "seams.json"
+def _measured(run_dir: str | None, plan: Plan) -> Measured | None:
     try:
-        ran = json.loads((Path(run_dir) / "plan.json").read_bytes())["graph"]
-        if ran != graph:
-            raise click.UsageError(f"{run_dir} is a run of the graph {ran}, not of {graph}")
-        return msgspec.json.decode(path.read_bytes(), type=Measured)
-    except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
-        raise click.UsageError(f"{path} holds no measured seams: {error}") from None
+        return read_measured(run_dir, plan.graph) if run_dir else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@main.command()
+@click.argument("graphs", nargs=-1, required=True, metavar="BEFORE AFTER")
+@click.option("--rev", metavar="REV", help="Compare one graph with itself at this git revision.")
+@JSON
+def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
+    """Print what differs between two graphs: hops, ports, bytes of seams, memory of owners, budgets.
+
+    A graph is a file, or REV:PATH for one at a git revision: `diff HEAD~1:graphs/x.yaml graphs/x.yaml` says the same as
+    `diff --rev HEAD~1 graphs/x.yaml`. Only the graph is that of the revision; its hops are those of the working tree.
+
+    Exit code 1 when a budget got worse (more is spent, or it is raised or gone) or a graph has findings.
+    """
+    from flowgraph.report.diff import to_json
+
+    if rev is not None and len(graphs) == 1:
+        graphs = (at_revision(rev, graphs[0]), graphs[0])
+    elif rev is not None or len(graphs) != 2:
+        raise click.UsageError("give two graphs, or one and --rev")
+    before, after = (api.load(name) for name in graphs)
+    _findings(before, after, as_json=as_json)
+    difference = api.diff(before, after)
+    click.echo(to_json(difference) if as_json else f"{graphs[0]} → {graphs[1]}\n\n{difference}", nl=as_json)
+    raise SystemExit(FINDINGS if difference.worse else 0)
 
 
 @main.command()
@@ -180,27 +189,28 @@ def run(
     live: bool | None,
 ) -> None:
     """Run GRAPH to its last step. Everything about the run goes to RUNS/<graph>/<id>/."""
-    if steps is not None:
-        overrides = (*overrides, f"run.steps={steps}")
-    loaded = _checked(graph, overrides)
-    assert loaded.graph is not None
-    assert loaded.root is not None
-    from flowgraph.report.draw import draw as drawing
-    from flowgraph.runtime.run import run_graph
-
+    more = () if steps is None else (f"run.steps={steps}",)
+    loaded = _checked(graph, (*overrides, *more))
     try:
-        done = run_graph(
-            loaded.graph,
-            loaded.root.plain(),
-            executor=executor,
-            runs=runs,
-            live=live,
-            diagram=lambda plan: drawing(plan, format="svg"),
-        )
+        done = api.run(loaded, executor=executor, runs=runs, live=live)
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(INTERRUPTED) from None
     click.echo(f"{done.steps} steps in {done.seconds:.0f} s; everything is in {done.directory}")
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of a graph file, so that an editor completes it.
+
+    Write it to a file, and name that in the first line of a graph:
+
+    \b
+    # yaml-language-server: $schema=graph.schema.json
+    """
+    from flowgraph.spec.schema import graph_schema
+
+    click.echo(json.dumps(graph_schema(), indent=1, ensure_ascii=False))
 
 
 @main.command()

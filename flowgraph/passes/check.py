@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
+from flowgraph.passes.check_budgets import check_budgets
 from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
 from flowgraph.passes.check_rates import (
     check_capacity,
@@ -30,6 +31,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_rows,
     check_steps,
     check_capacity,
+    check_budgets,
 )
 
 

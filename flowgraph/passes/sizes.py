@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.spec.dims import Expr, Size, symbol
@@ -18,6 +18,7 @@ from flowgraph.spec.ports import Port
 from flowgraph.spec.types import dtype_of
 
 Which = Literal["mean", "max"]
+WHICH: tuple[Which, ...] = get_args(Which)
 COUNT = 4  # bytes of the number of elements that a row shares with the one before it
 
 

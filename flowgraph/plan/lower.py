@@ -43,6 +43,7 @@ def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -
         owners=_owners(graph, hops),
         hops=hops,
         seams=tuple(seams(graph, hops)),
+        budgets=tuple(graph.file.budgets),
         unread=unread(graph, hops),
     )
 

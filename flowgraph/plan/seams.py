@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.passes.sizes import rows_per_step
-from flowgraph.plan.plan import Hop, Read, Seam, SeamField, Transport
-from flowgraph.spec.types import LIFETIMES
+from flowgraph.passes.sizes import WHICH, rows_per_step
+from flowgraph.plan.plan import Hop, Read, Seam, SeamField
+from flowgraph.spec.types import LIFETIMES, Transport
 
 
 class Bytes(NamedTuple):
@@ -107,16 +107,16 @@ def _field(
     column = producer.column(binding.source.name)
     one = next(r for r in hop.reads if r.port == binding.port.name)
     mean, bound = one.extra_bytes
-    through = 0.0
+    through = Bytes(0.0, 0.0)
     if not (one.handed or one.derive):
         rows = _rows(graph, hop, one, hops)
         mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
         key = producer.name, column.name
         if producer.home != producer.owner and key not in relayed:
             relayed.add(key)
-            through += relay_bytes(graph, producer, column.mean_bytes)
+            through = _relayed(graph, producer, column.mean_bytes, column.max_bytes)
     if any((hops[p].home == "driver") != (hop.owner == "driver") for p in one.producers()):
-        through += mean
+        through = Bytes(through.mean + mean, through.max + bound)
     return SeamField(
         port=binding.port.name,
         producer=binding.producer,
@@ -126,20 +126,23 @@ def _field(
         mean_bytes=mean,
         max_bytes=int(bound),
         priced=column.kind != "tensors" or bool(column.tensors),
-        driver_bytes=through,
+        driver=(through.mean, int(through.max)),
     )
 
 
-def relay_bytes(graph: Graph, producer: Hop, row: float) -> float:
-    """Mean bytes a step of a column on their way into the driver's memory."""
-    return row * rows_per_step(producer.rows, graph.dims, "mean") / producer.every
+def _relayed(graph: Graph, producer: Hop, mean: float, bound: float) -> Bytes:
+    """Bytes a step on their way into the driver's memory, from those of a row."""
+    rows = Bytes(*(rows_per_step(producer.rows, graph.dims, which) for which in WHICH))
+    return Bytes(mean * rows.mean / producer.every, bound * rows.max)
 
 
-def unread(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, float]:
-    """Hop → mean bytes a step that pass into the driver though nobody reads them."""
+def unread(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, tuple[float, int]]:
+    """Hop → bytes a step that pass into the driver though nobody reads them."""
     out = {}
     for name, hop in hops.items():
-        rows = sum(c.mean_bytes for c in hop.written if not c.read)
-        if hop.home != hop.owner and rows:
-            out[name] = relay_bytes(graph, hop, rows)
+        columns = [c for c in hop.written if not c.read]
+        if hop.home != hop.owner and columns:
+            mean, bound = sum(c.mean_bytes for c in columns), sum(c.max_bytes for c in columns)
+            through = _relayed(graph, hop, mean, bound)
+            out[name] = through.mean, int(through.max)
     return out

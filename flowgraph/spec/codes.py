@@ -35,12 +35,17 @@ CODES: dict[str, str] = {
     "FG404": "no step would ever be made",
     "FG405": "the largest lag is not stated",
     "FG501": "more bytes than can be addressed",
+    "FG502": "more bytes than the budget",
+    "FG503": "a budget that can't be",
     "FG900": "the run can't start or go on",
     "FG901": "a payload breaks its port's type or bound",
     "FG902": "a hop raised",
     "FG903": "a worker process ended",
     "FG904": "a wait outlived its deadline",
     "FG905": "trajectories were lost or counted twice",
+    "FG906": "a promise about content is broken",
+    "FG907": "a hop that declares no state keeps some",
+    "FG908": "the machine can't hold the arenas",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
+from flowgraph.errors import DeadlineError, HopError, MemoryShort, PayloadError, RunError, WorkerDied
 from flowgraph.ir.graph import Graph
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan
@@ -244,8 +244,9 @@ def test_a_run_directory_that_cant_be_written_is_named(tmp_path: Path) -> None:
 def test_a_run_without_memory_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowgraph.runtime.arena._available", lambda: 0)
-    with pytest.raises(RunError, match="the arenas take"):
+    monkeypatch.setattr("flowgraph.runtime.arena._available", lambda: 1000)
+    said = r"error\[FG908\] the arenas take \S+ KB, and 1.00 KB of memory are available\n  help: lower dims"
+    with pytest.raises(MemoryShort, match=said):
         run_toy(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ from flowgraph.engines.registry import TransformersOptions
 from flowgraph.learners.registry import TorchOptions
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam, SeamField, Watch
 from flowgraph.spec.dims import Size
-from flowgraph.spec.graphfile import RunDecl
+from flowgraph.spec.form import RunDecl
 
 OWNERS = {
     "driver": Owner("driver", 1, 1, 0, ("driver",)),
@@ -58,11 +58,9 @@ def plan(
 
 def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     written = {f.column: f for s in seams for f in s.fields if f.producer == name}
+    stored = {"read": True, "written": True, "stored": "int32", "stored_shape": ("token",)}
     columns = tuple(
-        Column(
-            c, "array", "int32", ("token",), f.type, f.facts, f.mean_bytes, f.max_bytes,
-            read=True, written=True, stored="int32", stored_shape=("token",),
-        )  # fmt: skip
+        Column(c, "array", "int32", ("token",), f.type, f.facts, f.mean_bytes, f.max_bytes, **stored)  # type: ignore[arg-type]
         for c, f in written.items()
     )
     mine = [s for s in seams if s.reader == name]
@@ -76,6 +74,6 @@ def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
         name=name, use=f"hops.test.{name}", kind="fold" if name in folds else "hop", owner=owner,
         rows="trajectory", makes_rows=False, concurrent=False, lifetime="consumed", columns=columns,
         dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(),
-        group=(), home=owner, outputs={}, initial={}, config={}, bound={}, resources={}, uses=None, slots=1, block_bytes=64, queue=1, every=1,
-        place="hops/test.py:1:1", doc="A hop of a test.",
+        group=(), home=owner, outputs={}, initial={}, config={}, bound={}, resources={},
+        uses=None, slots=1, block_bytes=64, queue=1, every=1, place="hops/test.py:1:1", doc="A hop of a test.",
     )  # fmt: skip

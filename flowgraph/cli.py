@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from flowgraph.errors import Diagnostic, FlowgraphError
+from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.plan.lower import finish
 from flowgraph.spec.render import render
@@ -69,16 +70,28 @@ def _as_dict(d: Diagnostic) -> Any:
 @main.command()
 @GRAPH
 @SET
+@click.option("--state", "with_state", is_flag=True, help="List every state, and what it takes to keep it.")
 @JSON
-def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def check(graph: str, overrides: tuple[str, ...], with_state: bool, as_json: bool) -> None:
     """Check every seam of GRAPH before anything runs. Exit code 1 when there are findings."""
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
+    if with_state:
+        _state(loaded.graph, as_json)
+        return
     seams = sum(len({b.via for b in node.bindings}) for node in loaded.graph.nodes.values())
     if as_json:
         click.echo(json.dumps({"diagnostics": []}))
     else:
         click.echo(f"{graph}: {len(loaded.graph.nodes)} hops, {seams} seams, no findings")
+
+
+def _state(graph: Graph, as_json: bool) -> None:
+    from flowgraph.plan.lower import lower
+    from flowgraph.report import census as counting
+
+    found = counting.census(lower(graph))
+    click.echo(counting.to_json(found) if as_json else counting.render_table(found, _width()), nl=as_json)
 
 
 @main.command()
@@ -125,19 +138,19 @@ def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: st
 @JSON
 def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: bool) -> None:
     """Price every seam of GRAPH in bytes a step, largest first."""
-    import shutil
-
     from flowgraph.plan.lower import lower
     from flowgraph.report import audit as auditing
 
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
     result = auditing.audit(lower(loaded.graph), _measured(run_dir, loaded.graph.file.name))
-    click.echo(
-        auditing.to_json(result)
-        if as_json
-        else auditing.render_table(result, shutil.get_terminal_size((120, 24)).columns)
-    )
+    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, _width()))
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def _measured(run_dir: str | None, graph: str) -> Any:

@@ -92,7 +92,7 @@ def test_a_model_that_is_not_pulled_leaves_its_owner_without_a_price() -> None:
     ("budget", "finding"),
     [
         ("{driver: 28167 B/step}", "driver moves 28.2 KB a step, 1 B over its budget of 28167 B/step"),
-        ("{driver: 600 KB}", "driver holds up to 611 KB, 11.1 KB over"),
+        ("{driver: 600 KB}", "driver holds up to 611 KB, 11.5 KB over"),
         ("{'train -> sync': 269 MB/step}", "train -> sync moves 269 MB a step, 30.0 KB over"),
         ("{'reward -> advantage': 0 B/step}", "reward -> advantage moves 320 B a step, 320 B over"),
     ],

@@ -155,3 +155,8 @@ def test_what_is_printed_can_be_read_again(number: int, unit: str) -> None:
     amount = read_amount(size_text(number * BYTES[unit]))
     assert amount is not None
     assert amount.nbytes == number * BYTES[unit]
+
+
+def test_what_no_hop_uses_costs_nothing() -> None:
+    budgets = "budgets={spare: [0 B/step, 0 B], in process: 20 KB/step}"
+    assert "spare" not in compile_file(GRAPH, ["owners.spare={}", budgets]).owners

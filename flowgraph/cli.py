@@ -72,11 +72,18 @@ def _as_dict(d: Diagnostic) -> Any:
 @main.command()
 @GRAPH
 @SET
+@click.option("--state", "with_state", is_flag=True, help="List every state, and what it takes to keep it.")
 @JSON
-def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def check(graph: str, overrides: tuple[str, ...], with_state: bool, as_json: bool) -> None:
     """Check every seam of GRAPH before anything runs. Exit code 1 when there are findings."""
     loaded = _checked(graph, overrides, as_json=as_json)
     assert loaded.graph is not None
+    if with_state:
+        from flowgraph.report import census as counting
+
+        found = counting.census(api.compile(loaded))
+        click.echo(counting.to_json(found) if as_json else counting.render_table(found, _width()), nl=as_json)
+        return
     seams = sum(len({b.via for b in node.bindings}) for node in loaded.graph.nodes.values())
     if as_json:
         click.echo(json.dumps({"diagnostics": []}))
@@ -123,14 +130,17 @@ def draw(graph: str, overrides: tuple[str, ...], output: str | None, run_dir: st
 @JSON
 def audit(graph: str, overrides: tuple[str, ...], run_dir: str | None, as_json: bool) -> None:
     """Price every seam of GRAPH in bytes a step, largest first."""
-    import shutil
-
     from flowgraph.report import audit as auditing
 
     plan = api.compile(_checked(graph, overrides, as_json=as_json))
     result = api.audit(plan, _measured(run_dir, plan))
-    width = shutil.get_terminal_size((120, 24)).columns
-    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, width))
+    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, _width()))
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def _measured(run_dir: str | None, plan: Plan) -> Measured | None:

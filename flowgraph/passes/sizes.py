@@ -89,11 +89,15 @@ def smallest_unsigned(bound: float) -> str | None:
     return next((f"uint{bits}" for bits in widths if bound <= 2**bits), None)
 
 
+def alive(kind: str | None, dims: Mapping[str, Size], lag: int) -> int:
+    """Rows of a kind alive at once, by what the lag admits: (max_lag + 2) steps of trajectories."""
+    if kind in ("group", "trajectory"):
+        return int((lag + 2) * rows_per_step(kind, dims)) + 2
+    return lag + 3
+
+
 def slots(graph: Graph, node: Node) -> int:
-    """Blocks alive at once, by what the lag admits: (max_lag + 2) steps of trajectories, two versions of weights."""
-    lag = graph.max_lag or 0
+    """Blocks alive at once: one a live row, and two versions of weights."""
     if any(p.kind == "tensors" for p in node.spec.columns):
         return 2
-    if node.kind in ("group", "trajectory"):
-        return int((lag + 2) * rows_per_step(node.kind, graph.dims)) + 2
-    return lag + 3
+    return alive(node.kind, graph.dims, graph.max_lag or 0)

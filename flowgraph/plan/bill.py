@@ -39,7 +39,7 @@ class Bill(msgspec.Struct, frozen=True):
 
 def bill(plan: Plan) -> Bill:
     """Price a whole plan. Pure but for reading model configs."""
-    transports = {seam.transport: seam for seam in plan.seams if seam.fields}
+    transports = dict.fromkeys(seam.transport for seam in plan.seams if seam.fields)
     return Bill(
         seams={(s.source, s.reader): _cost((f.port, f) for f in s.fields) for s in plan.seams},
         transports={

@@ -92,7 +92,7 @@ def test_a_model_that_is_not_pulled_leaves_its_owner_without_a_price() -> None:
     ("budget", "finding"),
     [
         ("{driver: 28167 B/step}", "driver moves 28.2 KB a step, 1 B over its budget of 28167 B/step"),
-        ("{driver: 600 KB}", "driver holds up to 611 KB, 11.1 KB over"),
+        ("{driver: 600 KB}", "driver holds up to 611 KB, 11.5 KB over"),
         ("{'train -> sync': 269 MB/step}", "train -> sync moves 269 MB a step, 30.0 KB over"),
         ("{'reward -> advantage': 0 B/step}", "reward -> advantage moves 320 B a step, 320 B over"),
     ],
@@ -155,3 +155,8 @@ def test_what_is_printed_can_be_read_again(number: int, unit: str) -> None:
     amount = read_amount(size_text(number * BYTES[unit]))
     assert amount is not None
     assert amount.nbytes == number * BYTES[unit]
+
+
+def test_what_no_hop_uses_costs_nothing() -> None:
+    budgets = "budgets={spare: [0 B/step, 0 B], in process: 20 KB/step}"
+    assert "spare" not in compile_file(GRAPH, ["owners.spare={}", budgets]).owners

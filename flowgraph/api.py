@@ -123,12 +123,14 @@ def run(
     runs: File = "runs",
     steps: int | None = None,
     live: bool | None = None,
+    verify: bool = False,
     overrides: Overrides = (),
 ) -> Outcome:
     """Run a graph to its last step. All about the run goes to `runs/<graph>/<id>/`, the `directory` of the outcome.
 
     executor: "processes", one an owner, or "inproc", all in this one; steps: short for the override `run.steps`
     live: a live table or plain lines; by the terminal when None
+    verify: check every promise and every hop's purity too, which is slower
 
     Raises as `compile` does; RunError by name, ModelError, or KeyboardInterrupt, and then the workers are gone, shared
     memory is freed, and what was measured is written.
@@ -144,7 +146,13 @@ def run(
     whole = _whole(loaded)
     assert loaded.root is not None
     return run_graph(
-        whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=drawing.draw
+        whole,
+        loaded.root.plain(),
+        executor=executor,
+        runs=os.fspath(runs),
+        live=live,
+        diagram=drawing.draw,
+        verify=verify,
     )
 
 

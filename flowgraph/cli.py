@@ -189,6 +189,7 @@ def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
     show_default=True,
     help="Where run directories go.",
 )
+@click.option("--verify", is_flag=True, help="Check every promise and every hop's purity too; slower.")
 @click.option("--live/--plain", default=None, help="A live table or plain lines; default: by the terminal.")
 def run(
     graph: str,
@@ -196,13 +197,14 @@ def run(
     executor: Literal["processes", "inproc"],
     steps: int | None,
     runs: str,
+    verify: bool,
     live: bool | None,
 ) -> None:
     """Run GRAPH to its last step. Everything about the run goes to RUNS/<graph>/<id>/."""
     more = () if steps is None else (f"run.steps={steps}",)
     loaded = _checked(graph, (*overrides, *more))
     try:
-        done = api.run(loaded, executor=executor, runs=runs, live=live)
+        done = api.run(loaded, executor=executor, runs=runs, verify=verify, live=live)
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(INTERRUPTED) from None

@@ -16,8 +16,9 @@ from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
+from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.executors import Executor, worker_owners
-from flowgraph.runtime.firing import Firing, error_of, who
+from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Part
@@ -241,11 +242,16 @@ class Ring:
                 self.table.of(parent).closed = True
         leases = self.table.lease(hop.name)
         sizes: tuple[int, ...] = ()
-        if self.plan.verify:
-            codec.verify(hop, fields, {})
-        if leases:
-            sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
-            self.meter.count(hop, {}, wrote, {})
+        try:
+            if self.plan.verify:
+                codec.verify(hop, fields)
+            if leases:
+                sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
+                self.meter.count(hop, {}, wrote, {})
+        except RunError as error:
+            leaves = [parent.dims.get("leaf", 1) for parent in parents]
+            member = member_of(error, self.plan, hop, fields, leaves)
+            raise with_row(error, said_of(record.row, member)) from None
         self._give(record, hop.name, leases.get(hop.name, -1), sizes)
 
     def _give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
@@ -361,7 +367,8 @@ class Ring:
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Failed):
-            raise error_of(message, who(self.in_flight[message.id]) if message.id in self.in_flight else "")
+            firing = self.in_flight.get(message.id)
+            raise error_of(message, who(firing, message.member) if firing is not None else "")
         if not isinstance(message, Done):
             return
         firing = self.in_flight.pop(message.id)

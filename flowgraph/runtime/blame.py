@@ -12,9 +12,7 @@ from flowgraph.errors import PromiseBroken, RunError
 from flowgraph.plan.plan import Hop, Plan
 
 
-def member_of(
-    error: RunError, plan: Plan, hop: Hop, env: Mapping[str, Any], leaves: Sequence[int]
-) -> int:
+def member_of(error: RunError, plan: Plan, hop: Hop, env: Mapping[str, Any], leaves: Sequence[int]) -> int:
     """The row, counted among those gathered, whose element breaks a promise; -1 for what can't be told, or is none.
 
     env: what the hop read and gave, by port; leaves: of each gathered row

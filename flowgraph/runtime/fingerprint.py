@@ -56,8 +56,8 @@ class _Walk:
             return [self.of(one) for item in value.items() for one in item]
         if isinstance(value, list | tuple):
             return [self.of(one) for one in value]
-        if isinstance(value, set | frozenset):
-            return sorted(self.of(one) for one in value)
+        if isinstance(value, set | frozenset):  # in no order that says anything, so all of it or nothing
+            return sorted(self.of(one) for one in value) if len(value) < self.left else [b"%d" % len(value)]
         if isinstance(value, msgspec.Struct):
             return [self.of(getattr(value, name)) for name in value.__struct_fields__]
         made = value.__reduce_ex__(4)
@@ -69,7 +69,9 @@ def _parts(value: Any, made: tuple[Any, ...]) -> list[Any]:
     state, items, pairs = (made[i] if i < len(made) else None for i in (2, 3, 4))
     if isinstance(state, dict):
         kept = functools.cached_property
-        state = {k: v for k, v in state.items() if not isinstance(getattr(type(value), k, None), kept)}
+        state = {
+            k: v for k, v in state.items() if not isinstance(getattr(type(value), k, None), kept)
+        } or None
     return [*made[:2], state, *(list(some) for some in (items, pairs) if some is not None)]
 
 

@@ -251,7 +251,7 @@ class Ring:
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in parents]
             member = member_of(error, self.plan, hop, fields, leaves)
-            raise with_row(error, said_of(record.row, member)) from None
+            raise with_row(error, said_of(record.row, member)) from error
         self._give(record, hop.name, leases.get(hop.name, -1), sizes)
 
     def _give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:

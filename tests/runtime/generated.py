@@ -178,7 +178,7 @@ def small(graph: Graph) -> Plan:
         return lowering.lower(graph)
 
 
-class Silent:
+class Observed:
     """An observer that is told everything and keeps the steps."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def one_step(graph: Graph, models: Mapping[str, str]) -> Ring:
     plan = small(graph)
     with generating(), arenas(plan) as fds:
         executor = InProcess()
-        ring = Ring(plan, executor, models, fds, Silent())
+        ring = Ring(plan, executor, models, fds, Observed())
         try:
             executor.start(plan, models, fds)
             ring.start()

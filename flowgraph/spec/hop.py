@@ -163,6 +163,15 @@ def _check_fires(use: str, inputs: list[Port]) -> None:
         raise HopTypeError(message, "take one event and nothing else, or columns only, or make it a fold")
 
 
+def _check_decides(use: str, inputs: list[Port], outputs: list[Port]) -> None:
+    """A fold lives on the driver, which holds no payload: it takes and gives rows and plain values."""
+    for verb, ports in (("takes", inputs), ("gives", outputs)):
+        odd = next((port for port in ports if port.kind not in ("rows", "value")), None)
+        if odd is not None:
+            message = f"fold {use} {verb} {odd.name} as {odd}, and a fold handles rows and plain values only"
+            raise HopTypeError(message, "annotate it as Rows(…), Latest() or Event(), or move it to a hop")
+
+
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
@@ -194,11 +203,12 @@ def read_spec(use: str, function: Any) -> HopSpec:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
+    outputs = _outputs(use, hints.get("return"))
     if facts.kind == "fold":
         _check_state(use, state)
+        _check_decides(use, inputs, outputs)
     else:
         _check_fires(use, inputs)
-    outputs = tuple(_outputs(use, hints.get("return")))
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)
     return HopSpec(
@@ -206,7 +216,7 @@ def read_spec(use: str, function: Any) -> HopSpec:
         function,
         facts,
         tuple(inputs),
-        outputs,
+        tuple(outputs),
         tuple(params),
         state,
         place,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Bool, Float32, Float64, Int8, Int32, Int64
 
-from flowgraph import Array, Event, Json, Latest, Mask, Rows, Tensors, Text
+from flowgraph import Array, Event, Json, Latest, Mask, Row, Rows, Scalars, Tensors, Text
 from flowgraph.spec.config import import_object
 from flowgraph.spec.hop import read_spec
 
@@ -37,7 +37,11 @@ TYPES: tuple[Any, ...] = (
     Annotated[Any, Json()],
     Annotated[list[str], Text("leaf")],
     Annotated[dict[str, Any], Tensors()],
-    Annotated[Any, Rows("trajectory")],
+    *(Annotated[Row | None, Rows(kind)] for kind in ("group", "trajectory", "step")),
+    *(Annotated[Row | None, Rows(kind), Event()] for kind in ("group", "trajectory", "step")),
+    *(Annotated[tuple[Row, ...], Rows(kind), Latest()] for kind in ("group", "trajectory", "step")),
+    Annotated[list[Row], Rows("trajectory")],
+    Annotated[dict[str, float], Scalars()],
     Annotated[int, Latest()],
     Annotated[float, Latest()],
     Annotated[int, Event()],

@@ -49,10 +49,23 @@ TYPES: tuple[Any, ...] = (
 
 
 def variant_of(use: str, rng: random.Random) -> str:
-    """The import path of a hop that differs from another in one port, of its inputs and outputs any."""
+    """The import path of a hop that differs from another in one port, of its inputs and outputs any.
+
+    A fold runs as it is, so only what its body need not know of is changed: the type of an input, not how it is read.
+    """
     spec = read_spec(use, import_object(use))
-    port = rng.choice([p.name for p in (*spec.inputs, *spec.outputs)])
-    return f"{__name__}.{use.replace('.', '__')}__{port}__{rng.randrange(len(TYPES))}"
+    is_fold = spec.facts.kind == "fold"
+    ports = [*spec.inputs, *(() if is_fold else spec.outputs)]
+    if not ports:
+        return use
+    port = rng.choice(ports)
+    numbers = [i for i, hint in enumerate(TYPES) if not is_fold or _mode(hint) == port.mode]
+    return f"{__name__}.{use.replace('.', '__')}__{port.name}__{rng.choice(numbers)}"
+
+
+def _mode(hint: Any) -> str:
+    markers = [type(marker).__name__.lower() for marker in getattr(hint, "__metadata__", ())]
+    return next((mode for mode in ("latest", "event") if mode in markers), "queue")
 
 
 @functools.cache

@@ -7,17 +7,19 @@ through and that fails here has a fault that the check should have found.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import msgspec
 import numpy as np
 
+from flowgraph import models
 from flowgraph.ir.graph import Graph, is_offsets
 from flowgraph.models import ModelFacts, TensorFact
 from flowgraph.passes.sizes import dim_values
@@ -74,13 +76,16 @@ class GeneratedWorker(Worker):
         }
 
 
+_tokenizer = functools.cache(models.Tokenizer)  # reading one takes longer than a step
+
+
 @contextmanager
 def generating() -> Iterator[None]:
-    """Every worker that is made within, the driver's own too, is a GeneratedWorker."""
-    with (
-        mock.patch.object(driver, "Worker", GeneratedWorker),
-        mock.patch.object(executors, "Worker", GeneratedWorker),
-    ):
+    """Every worker that is made within, the driver's own too, is a GeneratedWorker; a tokenizer is read once."""
+    with ExitStack() as stack:
+        for module in (driver, executors):
+            stack.enter_context(mock.patch.object(module, "Worker", GeneratedWorker))
+        stack.enter_context(mock.patch.object(models, "Tokenizer", _tokenizer))
         yield
 
 
@@ -191,14 +196,14 @@ class Observed:
         pass
 
 
-def one_step(graph: Graph, models: Mapping[str, str]) -> Ring:
-    """Run a graph of one step on `inproc` with generated data. models: name → directory, of the tokenizers."""
+def one_step(graph: Graph, paths: Mapping[str, str]) -> Ring:
+    """Run a graph of one step on `inproc` with generated data. paths: model → directory, of the tokenizers."""
     plan = small(graph)
     with generating(), arenas(plan) as fds:
         executor = InProcess()
-        ring = Ring(plan, executor, models, fds, Observed())
+        ring = Ring(plan, executor, paths, fds, Observed())
         try:
-            executor.start(plan, models, fds)
+            executor.start(plan, paths, fds)
             ring.start()
             ring.run()
         finally:

@@ -59,8 +59,6 @@ def value_bytes(port: Port, kind: str | None, dims: Mapping[str, Size], which: W
 def slots(graph: Graph, node: Node) -> int:
     """Blocks alive at once, by what the lag admits: (max_lag + 2) steps of trajectories, two versions of weights."""
     lag = graph.max_lag or 0
-    if any(p.kind == "tensors" for p in node.spec.columns):
-        return 2
     if node.kind in ("group", "trajectory"):
         return int((lag + 2) * rows_per_step(node.kind, graph.dims)) + 2
-    return lag + 3
+    return 2 if any(p.kind == "tensors" for p in node.spec.columns) else lag + 3

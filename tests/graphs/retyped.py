@@ -1,7 +1,7 @@
 """Hops whose signature differs from a library hop's in the type of one port.
 
 `tests.graphs.retyped.hops__reward__score__uid__2` is hops.reward.score with its port `uid` of type TYPES[2]. Only the
-signature is of use: where such a hop runs, its outputs are generated from it.
+signature is of use: where such a hop runs, its outputs are generated from it. A fold runs as it is.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _retyped(function: Any, port: str, hint: Any) -> Callable[..., Any]:
         hints[port] = hint
     elif hasattr(hints["return"], "_fields"):
         fields = typing.get_type_hints(hints["return"], include_extras=True)
-        hints["return"] = NamedTuple(hints["return"].__name__, list((fields | {port: hint}).items()))  # type: ignore[misc]
+        hints["return"] = NamedTuple(hints["return"].__name__, list((fields | {port: hint}).items()))
     else:
         hints["return"] = hint
     copy.__annotations__ = hints

@@ -38,27 +38,26 @@ def bound(batch: int, capacity: int, queue: int, every: int = 1) -> int:
 
 
 def ring_of(
-    groups: int, samples: int, *, max_lag: int, steps: int, seed: int = 0, **options: int | None
+    groups: int,
+    samples: int,
+    *,
+    max_lag: int,
+    steps: int,
+    capacity: int | None = None,
+    queue: int = 0,
+    every: int = 1,
+    target: int | None = None,
 ) -> list[str]:
-    """Overrides of the toy ring. options: capacity of the buffer, queue of steps, target in flight, every of sync."""
-    settings = {
-        "buffer": {"capacity": options.get("capacity")},
-        "dispatch": {"target": options.get("target")},
-    }
-    given = {
-        hop: {name: value for name, value in one.items() if value is not None}
-        for hop, one in settings.items()
-    }
+    """Overrides of the toy ring. capacity: of the buffer; queue: of steps; every: of sync; target: in flight."""
     return [
         f"dims.group={groups}",
         f"dims.sample={samples}",
         f"hops.dispatch.in.version.max_lag={max_lag}",
-        f"hops.batch.capacity={options.get('queue') or 0}",
-        f"hops.buffer.with={given['buffer']}",
-        f"hops.dispatch.with={given['dispatch']}",
-        f"hops.sync.in.weights={{from: train, every: {options.get('every') or 1}}}",
+        f"hops.dispatch.with={{target: {target}}}" if target else "hops.dispatch.with={}",
+        f"hops.buffer.with={{capacity: {capacity}}}" if capacity else "hops.buffer.with={}",
+        f"hops.batch.capacity={queue}",
+        f"hops.sync.in.weights={{from: train, every: {every}}}",
         f"run.steps={steps}",
-        f"run.seed={seed}",
     ]
 
 

@@ -39,6 +39,7 @@ _LIBRARY = {
     "Audit": "flowgraph.report.audit",
     "Diagram": "flowgraph.report.draw",
     "Difference": "flowgraph.report.diff",
+    "Explanation": "flowgraph.report.explain",
     "Graph": "flowgraph.ir.graph",
     "Loaded": "flowgraph.passes.pipeline",
     "Measured": "flowgraph.plan.measured",
@@ -48,12 +49,13 @@ _LIBRARY = {
     "compile": "flowgraph.api",
     "diff": "flowgraph.api",
     "draw": "flowgraph.api",
+    "explain": "flowgraph.api",
     "load": "flowgraph.api",
     "run": "flowgraph.api",
 }
 
 if TYPE_CHECKING:
-    from flowgraph.api import audit, compile, diff, draw, load, run
+    from flowgraph.api import audit, compile, diff, draw, explain, load, run
     from flowgraph.ir.graph import Graph
     from flowgraph.passes.pipeline import Loaded
     from flowgraph.plan.measured import Measured
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from flowgraph.report.audit import Audit
     from flowgraph.report.diff import Difference
     from flowgraph.report.draw import Diagram
+    from flowgraph.report.explain import Explanation
     from flowgraph.runtime.run import Outcome
 else:
 
@@ -89,6 +92,7 @@ __all__ = [
     "Dropped",
     "Engine",
     "Event",
+    "Explanation",
     "FlowgraphError",
     "Generation",
     "Graph",
@@ -121,6 +125,7 @@ __all__ = [
     "diff",
     "draw",
     "effect",
+    "explain",
     "fold",
     "hop",
     "load",

@@ -1,4 +1,4 @@
-"""flowgraph as a library, for notebooks and CI: load, compile, draw, audit, diff and run, with typed results.
+"""flowgraph as a library, for notebooks and CI: load, compile, explain, draw, audit, diff and run, with typed results.
 
 A graph is given by the path of its file, or as what `load` or `compile` made of it. `flowgraph` has these names too:
 
@@ -15,7 +15,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowgraph.errors import CheckError, Diagnostic
@@ -23,15 +23,18 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes import pipeline
 from flowgraph.passes.check import check
 from flowgraph.passes.pipeline import Loaded
-from flowgraph.plan.compile import compile_graph, finish
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.plan.compile import compile_graph, finish, plans
 from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.plan import Plan
 from flowgraph.report import audit as auditing
 from flowgraph.report import diff as differing
 from flowgraph.report import draw as drawing
+from flowgraph.report import explain as explaining
 from flowgraph.report.audit import Audit
 from flowgraph.report.diff import Difference
 from flowgraph.report.draw import Diagram, Format
+from flowgraph.report.explain import Explanation
 from flowgraph.spec.render import render
 from flowgraph.spec.revision import home
 
@@ -42,11 +45,12 @@ File = str | os.PathLike[str]
 Overrides = Mapping[str, Any] | Sequence[str]
 
 
-def load(path: File, overrides: Overrides = ()) -> Loaded:
+def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()) -> Loaded:
     """Read and check a graph file. `diagnostics` holds all findings; nothing in the file raises.
 
     path: of the file, or REV:PATH for the file as it is at a revision of git; hops are always those of the working tree
     overrides: a mapping of path → value, or texts `path=value` as `--set` takes them
+    no_pass: passes to leave out when the plan is held against the budgets; "all" for every one
 
     Modules of your own are found in the working directory and beside the graph, which go to the front of `sys.path`.
     Raises TypeError for overrides of another form.
@@ -58,14 +62,17 @@ def load(path: File, overrides: Overrides = ()) -> Loaded:
     name = os.fspath(path)
     _importable(os.getcwd(), str(home(name)))
     loaded = pipeline.load(name, _assignments(overrides))
-    finish(loaded)
+    finish(loaded, off=passes_off(no_pass))
     return loaded
 
 
-def compile(graph: File | Loaded | Graph, overrides: Overrides = ()) -> Plan:
+def compile(
+    graph: File | Loaded | Graph, overrides: Overrides = (), *, no_pass: Collection[str] = ()
+) -> Plan:
     """The plan of a graph: a value that `draw`, `audit` and `diff` read and a run executes.
 
-    Raises CheckError with all findings; ValueError for overrides of what is loaded already.
+    no_pass: passes to leave out, "all" for every one; none changes a bit of what a run computes
+    Raises CheckError with all findings; ValueError for an unknown pass, and for overrides of what is loaded already.
 
         >>> plan = flowgraph.compile("graphs/quickstart.yaml", ["dims.group=16"])
         >>> plan.dims["group"].max, plan.hops["reward"].owner
@@ -73,8 +80,22 @@ def compile(graph: File | Loaded | Graph, overrides: Overrides = ()) -> Plan:
     """
     if isinstance(graph, Graph):
         _none(overrides)
-        return compile_graph(_sound(graph, check(graph), {}))
-    return compile_graph(_whole(_loaded(graph, overrides)))
+        return compile_graph(_sound(graph, check(graph), {}), off=passes_off(no_pass))
+    return compile_graph(_whole(_loaded(graph, overrides)), off=passes_off(no_pass))
+
+
+def explain(
+    graph: File | Loaded | Graph, overrides: Overrides = (), *, no_pass: Collection[str] = ()
+) -> Explanation:
+    """What every pass makes of a graph, in bytes a step of every seam; its text is the tables of `flowgraph explain`.
+
+    Raises as `compile` does.
+
+        >>> found = flowgraph.explain("graphs/quickstart.yaml")
+        >>> [(s.name, round(s.driver)) for s in found.stages]
+    """
+    whole = _sound(graph, check(graph), {}) if isinstance(graph, Graph) else _whole(_loaded(graph, overrides))
+    return explaining.explain(plans(whole, off=passes_off(no_pass)))
 
 
 def draw(
@@ -123,14 +144,15 @@ def run(
     runs: File = "runs",
     steps: int | None = None,
     live: bool | None = None,
-    verify: bool = False,
     overrides: Overrides = (),
+    no_pass: Collection[str] = (),
+    verify: bool = False,
 ) -> Outcome:
     """Run a graph to its last step. All about the run goes to `runs/<graph>/<id>/`, the `directory` of the outcome.
 
     executor: "processes", one an owner, or "inproc", all in this one; steps: short for the override `run.steps`
     live: a live table or plain lines; by the terminal when None
-    verify: check every promise and every hop's purity too, which is slower
+    no_pass: passes to leave out; verify: check every promise and every hop's purity while it runs, which is slower
 
     Raises as `compile` does; RunError by name, ModelError, or KeyboardInterrupt, and then the workers are gone, shared
     memory is freed, and what was measured is written.
@@ -146,14 +168,9 @@ def run(
     whole = _whole(loaded)
     assert loaded.root is not None
     return run_graph(
-        whole,
-        loaded.root.plain(),
-        executor=executor,
-        runs=os.fspath(runs),
-        live=live,
-        diagram=drawing.draw,
-        verify=verify,
-    )
+        whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=drawing.draw,
+        off=passes_off(no_pass), verify=verify,
+    )  # fmt: skip
 
 
 # --- what is given, as what is needed ----------------------------------------------------------------------
@@ -184,6 +201,15 @@ def _yaml(path: str, value: object) -> str:
         )
         raise TypeError(message) from None
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def passes_off(names: Collection[str]) -> Collection[str]:
+    """Passes to leave out, by name; "all" means every one. Raises ValueError for a pass that there is not."""
+    if "all" in names:
+        return list(PASSES)
+    if unknown := [name for name in names if name not in PASSES]:
+        raise ValueError(f"there is no pass {unknown[0]!r}; passes: {', '.join(PASSES)}, or all")
+    return names
 
 
 def _none(overrides: Overrides) -> None:

@@ -98,6 +98,6 @@ def alive(kind: str | None, dims: Mapping[str, Size], lag: int) -> int:
 
 def slots(graph: Graph, node: Node) -> int:
     """Blocks alive at once: one a live row, and two versions of weights."""
-    if any(p.kind == "tensors" for p in node.spec.columns):
+    if node.kind == "step" and any(p.kind == "tensors" for p in node.spec.columns):
         return 2
     return alive(node.kind, graph.dims, graph.max_lag or 0)

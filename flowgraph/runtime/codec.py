@@ -221,8 +221,10 @@ class Reader:
             name = f"{one.producer}.{one.column}"
             if not one.handed:
                 value = self.read[f"{name} {one.gather}"] = self.value(one, blocks, leaves, count)
+            elif name in handed:
+                value = _gather(one, column, [handed[name]], leaves)
             else:
-                value = handed[name] if name in handed else self.read[f"{name} {one.gather}"]
+                value = self.read[f"{name} {one.gather}"]
             values[one.port] = value
             if column.kind == "array" and one.gather in ("same", "concat", "offsets"):
                 for dim, size in zip(column.shape, value.shape, strict=True):

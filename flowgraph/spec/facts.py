@@ -11,16 +11,18 @@ from flowgraph.spec.types import LastToken, Mask, Shared, TiledOver
 def companions(spec: HopSpec, port: Port, fact: LastToken | TiledOver | Shared) -> tuple[str, str]:
     """The hop's ports (bounds, mask) that a fact of `port` takes; mask is "" where every token is valid.
 
+    They are of the rows that the port is of: what a fold reads is of other rows than those that it makes.
     Raises HopTypeError when there is none, or more than one and the fact names none.
     """
-    ports = {p.name: p for p in (*spec.inputs, *spec.columns)}
+    inputs = spec.inputs if spec.facts.kind != "fold" else ()
+    ports = {p.name: p for p in (*inputs, *spec.columns)}
     edges = symbol(fact.dim) + integer(1)
     bounds = [n for n, p in ports.items() if p.kind == "array" and p.shape == (edges,) and "int" in p.dtype]
     name = _one(spec, port, fact, "bounds", f"i64[{fact.dim}+1]", fact.bounds, bounds)
     if isinstance(fact, Shared):
         return name, ""
     masks = [
-        n for n, p in ports.items() if p.shape == port.shape and any(isinstance(f, Mask) for f in p.facts)
+        n for n, p in ports.items() if p.shape == port.shape[:1] and any(isinstance(f, Mask) for f in p.facts)
     ]
     return name, _one(spec, port, fact, "mask", "Mask", fact.mask, masks) if masks or fact.mask else ""
 

@@ -163,6 +163,23 @@ def _check_fires(use: str, inputs: list[Port]) -> None:
         raise HopTypeError(message, "take one event and nothing else, or columns only, or make it a fold")
 
 
+def _check_decides(use: str, inputs: list[Port], outputs: list[Port]) -> None:
+    """A fold lives on the driver: it decides by rows, plain values and columns of the rows that it is shown."""
+    shown = any(port.kind == "rows" for port in inputs)
+    odd = next(
+        (p for p in inputs if p.kind == "tensors" or (p.kind not in ("rows", "value") and not shown)), None
+    )
+    if odd is not None:
+        message = (
+            f"fold {use} takes {odd.name} as {odd}, and a fold reads columns of the rows that it is shown"
+        )
+        raise HopTypeError(message, "give it a port of Rows(…) too, or move it to a hop")
+    odd = next((port for port in outputs if port.kind not in ("rows", "value")), None)
+    if odd is not None:
+        message = f"fold {use} gives {odd.name} as {odd}, and a fold gives rows and plain values only"
+        raise HopTypeError(message, "annotate it as Rows(…), Latest() or Event(), or move it to a hop")
+
+
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
@@ -194,11 +211,12 @@ def read_spec(use: str, function: Any) -> HopSpec:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
+    outputs = _outputs(use, hints.get("return"))
     if facts.kind == "fold":
         _check_state(use, state)
+        _check_decides(use, inputs, outputs)
     else:
         _check_fires(use, inputs)
-    outputs = tuple(_outputs(use, hints.get("return")))
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)
     return HopSpec(
@@ -206,7 +224,7 @@ def read_spec(use: str, function: Any) -> HopSpec:
         function,
         facts,
         tuple(inputs),
-        outputs,
+        tuple(outputs),
         tuple(params),
         state,
         place,

@@ -202,6 +202,15 @@ def test_two_folds_may_take_the_same_rows_and_give_them_as_any_sequence() -> Non
     assert ring.ledger.counts.consumed == 36
 
 
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [("shows_a_number", "gave ready as int, and its port is rows"), ("shows_nothing", "gave no ready")],
+)
+def test_a_fold_that_gives_what_it_did_not_promise_is_named(use: str, what: str) -> None:
+    with pytest.raises(PayloadError, match=f"fold shown {what}"):
+        run_inproc(f"hops.shown={{use: {USERS}.{use}, in: {{ready: buffer}}}}")
+
+
 @pytest.mark.parametrize("executor", ["inproc", "processes"])
 def test_a_hop_that_exits_or_is_cancelled_within_is_named(tmp_path: Path, executor: str) -> None:
     for i, (hop, error) in enumerate(

@@ -163,6 +163,16 @@ def show_as_list(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajector
     return Shown(list(ready))
 
 
+@fold()
+def shows_a_number(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+    return Shown(len(ready))  # type: ignore[arg-type]
+
+
+@fold()
+def shows_nothing(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+    return None  # type: ignore[return-value]
+
+
 class Chosen(NamedTuple):
     leaves: Annotated[tuple[Step, ...], Rows("step")]
     dropped: Annotated[list[Dropped], Event()]

@@ -77,7 +77,9 @@ def _parts(value: Any, made: tuple[Any, ...]) -> list[Any]:
 
 def _atom(value: Any) -> tuple[bytes, ...] | None:
     """The bytes of what holds no other values; None for what does."""
-    if value is None or isinstance(value, bool | int | complex | range):
+    if isinstance(value, int):
+        return (hex(value).encode(),)  # which has no longest number, as decimal has
+    if value is None or isinstance(value, complex | range):
         return (repr(value).encode(),)
     if isinstance(value, float):
         return (struct.pack("<d", value),)

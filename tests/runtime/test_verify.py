@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from flowgraph.cli import main
 from flowgraph.errors import HiddenState, PayloadError, PromiseBroken, RunError
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.runtime.run import ExecutorName
-from tests.runtime.harness import run_toy, steps
+from tests.runtime.harness import TOY, run_toy, steps
 
 PROMISES, IMPURE = "tests.runtime.promises", "tests.runtime.impure"
 READ = f"hops.sums={{use: {PROMISES}.sums, in: {{bits: look, last: look, tiled: look, small: look, double: look}}}}"
@@ -38,6 +40,24 @@ def test_verification_changes_nothing(tmp_path: Path, executor: ExecutorName) ->
     done = run_toy(tmp_path / "b", *sets, executor=executor, verify=True)
     assert steps(done.directory) == steps(plain.directory)
     assert json.loads((Path(done.directory) / "plan.json").read_text())["verify"] is True
+
+
+def test_the_command_line_asks_for_verification_and_ends_with_the_error(tmp_path: Path) -> None:
+    command = [
+        "run",
+        TOY,
+        "--executor",
+        "inproc",
+        "--plain",
+        "--runs",
+        str(tmp_path),
+        "--set",
+        kept("global"),
+    ]
+    done = CliRunner().invoke(main, [*command, "--verify"])
+    assert done.exit_code == 1
+    assert "error[FG907] hop look keeps state" in done.output
+    assert CliRunner().invoke(main, command).exit_code == 0
 
 
 @pytest.mark.parametrize("broken", BROKEN)

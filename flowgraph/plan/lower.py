@@ -26,7 +26,9 @@ OVERHEAD = 64  # room to align a set of tensors inside a block
 def lower(graph: Graph) -> Plan:
     """Pure but for reading model configs. The graph has no findings."""
     lag = graph.max_lag or 0
-    hops = {name: _hop(graph, node) for name, node in graph.nodes.items()}
+    read = {(b.producer, b.source.name) for _, b in graph.columns() if b.source is not None}
+    every: dict[str, int] = {}
+    hops = {name: _hop(graph, node, read, every) for name, node in graph.nodes.items()}
     overlap = lag > 0
     owners = {name: _owner(graph, name, hops, overlap) for name in _used_owners(graph)}
     return Plan(
@@ -75,10 +77,10 @@ def _owner(graph: Graph, name: str, hops: dict[str, Hop], overlap: bool) -> Owne
 # --- hops ------------------------------------------------------------------------------------------------------
 
 
-def _hop(graph: Graph, node: Node) -> Hop:
+def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], every: dict[str, int]) -> Hop:
     spec = node.spec
     facts_ = spec.facts
-    columns = tuple(_column(graph, node, port) for port in spec.columns)
+    columns = tuple(_column(graph, node, port, (node.name, port.name) in read) for port in spec.columns)
     written = [c for c in columns if c.crosses]
     block = sum(aligned(c.max_bytes) for c in written) + (OVERHEAD if written else 0)
     dims = _dims(columns)
@@ -106,7 +108,7 @@ def _hop(graph: Graph, node: Node) -> Hop:
         slots=slots(graph, node) if written else 0,
         block_bytes=aligned(block, 64),
         queue=_queue(graph, node),
-        every=_every(graph, node),
+        every=_every(graph, node, every),
         place=str(spec.place),
         doc=spec.doc,
     )
@@ -124,8 +126,7 @@ def _queue(graph: Graph, node: Node) -> int:
     return (graph.max_lag or 0) if node.spec.facts.collect else 1
 
 
-def _column(graph: Graph, node: Node, port: Port) -> Column:
-    crosses = any(b.source == port for _, b in graph.readers(node.name))
+def _column(graph: Graph, node: Node, port: Port, crosses: bool) -> Column:
     shape = tuple(str(d) for d in port.shape)
     tensors = _tensors(graph, node) if port.kind == "tensors" else ()
     mean, bound = _bytes(graph, node, port, tensors)
@@ -223,12 +224,19 @@ def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _every(graph: Graph, node: Node) -> int:
-    """Which rows a hop fires on: none that a hop before it skips."""
-    if node.spec.facts.kind == "fold":
-        return 1
-    own = [b.decl.every for b in node.bindings if b.port.mode == "queue"]
-    return math.lcm(*own, *(_every(graph, graph.nodes[name]) for name in _trigger(graph, node)))
+def _every(graph: Graph, node: Node, known: dict[str, int]) -> int:
+    """Which rows a hop fires on: none that a hop before it skips. known: what is found on the way, of every hop."""
+    waiting = [node.name]
+    while waiting:
+        at = graph.nodes[waiting[-1]]
+        before = _trigger(graph, at)
+        missing = [name for name in before if name not in known]
+        if missing:
+            waiting += missing
+            continue
+        own = [b.decl.every for b in at.bindings if b.port.mode == "queue"]
+        known[waiting.pop()] = 1 if at.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
+    return known[node.name]
 
 
 def _makes(node: Node) -> bool:

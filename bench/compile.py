@@ -102,7 +102,9 @@ def fresh(path: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each size; a third of it for 10,000 hops")
-    parser.add_argument("--measure", metavar="GRAPH", help="print the seconds of one graph as JSON, and no table")
+    parser.add_argument(
+        "--measure", metavar="GRAPH", help="print the seconds of one graph as JSON, and no table"
+    )
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if options.measure:

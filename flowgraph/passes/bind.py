@@ -135,7 +135,9 @@ def _doubt(graph: Graph, columns: Columns, name: str) -> None:
     queue = [name] if name in graph.nodes and name not in graph.doubted else []
     while queue:
         graph.doubted.update(queue)
-        queue = list(dict.fromkeys(f for at in queue for f in columns.followers[at] if f not in graph.doubted))
+        queue = list(
+            dict.fromkeys(f for at in queue for f in columns.followers[at] if f not in graph.doubted)
+        )
 
 
 def _name(binding: Binding) -> str:

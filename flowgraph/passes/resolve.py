@@ -89,7 +89,9 @@ def _infer_kinds(graph: Graph, back: set[int]) -> None:
 
     Those of a back edge do not count: they would be an earlier turn's. Without them no rows flow in a cycle.
     """
-    feeds = {n.name: [b.via for b in n.bindings if b.flows and id(b) not in back] for n in graph.nodes.values()}
+    feeds = {
+        n.name: [b.via for b in n.bindings if b.flows and id(b) not in back] for n in graph.nodes.values()
+    }
     for name in TopologicalSorter(feeds).static_order():
         node, facts = graph.nodes[name], graph.nodes[name].spec.facts
         change = facts.collect or facts.expand

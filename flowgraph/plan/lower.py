@@ -235,7 +235,9 @@ def _every(graph: Graph, node: Node, known: dict[str, int]) -> int:
             waiting += missing
             continue
         own = [b.decl.every for b in at.bindings if b.port.mode == "queue"]
-        known[waiting.pop()] = 1 if at.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
+        known[waiting.pop()] = (
+            1 if at.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
+        )
     return known[node.name]
 
 

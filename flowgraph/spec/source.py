@@ -7,11 +7,14 @@ two places (aliases, merge keys).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from typing import Any
 
 import msgspec
 import yaml
+from yaml.composer import Composer
 
 from flowgraph.errors import Diagnostic, Place
 
@@ -53,7 +56,7 @@ class Located(msgspec.Struct):
         return self.value
 
 
-class _Loader(yaml.SafeLoader):
+class _Composer(Composer):
     """Composes an alias as a marked scalar, so that it gets a finding at its own place and can't recurse."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -63,11 +66,33 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+class _Loader(_Composer, yaml.SafeLoader):
+    """All of it in Python: what it says of broken YAML names what was expected and what was found."""
+
+
+def _compose(text: str) -> yaml.Node | None:
+    """The tree of nodes, parsed in C where PyYAML has that; what C refuses is read again, for the better message."""
+    if yaml.__with_libyaml__:
+        with contextlib.suppress(yaml.YAMLError, UnicodeError):
+            return yaml.compose(text, Loader=_fast_loader())
+    return yaml.compose(text, Loader=_Loader)
+
+
+@functools.cache
+def _fast_loader() -> Any:
+    class Loader(_Composer, yaml.CSafeLoader):
+        def __init__(self, text: str) -> None:
+            yaml.CSafeLoader.__init__(self, text)
+            Composer.__init__(self)
+
+    return Loader
+
+
 def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
     """Parse one document. Returns the tree (None when it can't be read) and all findings."""
     found: list[Diagnostic] = []
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = _compose(text)
         root = _locate(file, node, found) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -130,9 +155,9 @@ def _scalar(node: yaml.ScalarNode, place: Place, found: list[Diagnostic]) -> Any
     text, tag = str(node.value), node.tag.rsplit(":", 1)[-1]
     if node.tag == ALIAS:
         found.append(Diagnostic("FG102", place, f"the alias *{text} is not followed", "write the value out"))
-    elif node.style is not None or tag == "str":
+    elif node.style or tag == "str":  # a plain scalar has the style None, or "" in C
         # YAML 1.1 takes 1e-5 for text because it has no dot; nobody means that.
-        if node.style is not None or not FLOAT.fullmatch(text):
+        if node.style or not FLOAT.fullmatch(text):
             return text
         return _number(float(text), text, place, found)
     elif tag == "null":

@@ -35,7 +35,7 @@ class Columns:
         return None if writer is None else (writer, self.holders[name][writer])
 
     def _spread(self, name: str) -> dict[str, str]:
-        """Hop → the nearest writer, breadth first from all writers; between equally near ones the first input decides."""
+        """Hop → the nearest writer, breadth first from all of them; of equally near ones the first input decides."""
         writer = {hop: hop for hop in self.holders[name]}
         level = list(writer)
         while level:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -59,9 +60,12 @@ class Located(msgspec.Struct):
 class _Composer(Composer):
     """Composes an alias as a marked scalar, so that it gets a finding at its own place and can't recurse."""
 
+    check_event: Callable[..., bool]  # of the parser that a loader adds
+    get_event: Callable[[], Any]
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
+            event = self.get_event()
             return yaml.ScalarNode(ALIAS, event.anchor, event.start_mark, event.end_mark)
         return super().compose_node(parent, index)
 

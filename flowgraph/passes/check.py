@@ -11,10 +11,10 @@ from flowgraph.passes.check_rates import (
     check_capacity,
     check_lag,
     check_rows,
-    check_staleness,
     check_steps,
 )
 from flowgraph.passes.check_types import check_dims, check_dtypes, check_memory, check_shapes
+from flowgraph.passes.staleness import check_staleness
 
 CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_dtypes,

@@ -67,7 +67,7 @@ def _read(decl: HopDecl) -> HopSpec | Diagnostic:
     try:
         return read_spec(decl.use, import_object(decl.use))
     except HopTypeError as error:
-        return Diagnostic("FG201", decl.use_place, error.what, error.help)
+        return Diagnostic(error.code, decl.use_place, error.what, error.help)
     except ImportError as error:
         message = f"can't import {decl.use}: {error}"
         return Diagnostic("FG107", decl.use_place, message, _instead(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Sequence
 
@@ -12,7 +11,9 @@ from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repea
 from flowgraph.models import facts
 from flowgraph.passes.fixed import fixed
 from flowgraph.passes.pipeline import load
+from flowgraph.passes.rates import every, makes_rows, trigger
 from flowgraph.passes.sizes import evaluate, size_of, slots, value_bytes
+from flowgraph.passes.staleness import queue_depth
 from flowgraph.plan.layout import aligned, tensor_bytes
 from flowgraph.plan.plan import Column, Gather, Hop, Owner, Plan, Read, TensorSlot, Watch
 from flowgraph.plan.seams import seams
@@ -27,8 +28,8 @@ def lower(graph: Graph) -> Plan:
     """Pure but for reading model configs. The graph has no findings."""
     lag = graph.max_lag or 0
     read = {(b.producer, b.source.name) for _, b in graph.columns() if b.source is not None}
-    every: dict[str, int] = {}
-    hops = {name: _hop(graph, node, read, every) for name, node in graph.nodes.items()}
+    fires = every(graph)
+    hops = {name: _hop(graph, node, read, fires[name]) for name, node in graph.nodes.items()}
     overlap = lag > 0
     owners = {name: _owner(graph, name, hops, overlap) for name in _used_owners(graph)}
     return Plan(
@@ -77,7 +78,7 @@ def _owner(graph: Graph, name: str, hops: dict[str, Hop], overlap: bool) -> Owne
 # --- hops ------------------------------------------------------------------------------------------------------
 
 
-def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], every: dict[str, int]) -> Hop:
+def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], fires: int) -> Hop:
     spec = node.spec
     facts_ = spec.facts
     columns = tuple(_column(graph, node, port, (node.name, port.name) in read) for port in spec.columns)
@@ -90,7 +91,7 @@ def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], every: dict[str, 
         kind=facts_.kind,
         owner=node.owner,
         rows=node.kind,
-        makes_rows=_makes(node),
+        makes_rows=makes_rows(node),
         concurrent=inspect.iscoroutinefunction(spec.function),
         lifetime=facts_.lifetime,
         columns=columns,
@@ -98,7 +99,7 @@ def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], every: dict[str, 
         bounds=_bounds(graph, node, columns, dims),
         reads=tuple(_read(graph, node, b) for b in node.bindings if b.is_column),
         watches=tuple(_watch(b) for b in node.bindings if not b.is_column),
-        trigger=_trigger(graph, node),
+        trigger=trigger(graph, node),
         outputs={p.name: _output(p) for p in spec.outputs},
         initial={p.name: p.initial for p in spec.outputs if p.initial is not None},
         config=node.config,
@@ -108,7 +109,7 @@ def _hop(graph: Graph, node: Node, read: set[tuple[str, str]], every: dict[str, 
         slots=slots(graph, node) if written else 0,
         block_bytes=aligned(block, 64),
         queue=_queue(graph, node),
-        every=_every(graph, node, every),
+        every=fires,
         place=str(spec.place),
         doc=spec.doc,
     )
@@ -121,9 +122,9 @@ def _output(port: Port) -> str:
 
 def _queue(graph: Graph, node: Node) -> int:
     """Rows that may wait unread: what the file says, else as many steps as the lag allows, else one."""
-    if node.capacity is not None:
-        return node.capacity
-    return (graph.max_lag or 0) if node.spec.facts.collect else 1
+    if node.spec.facts.collect:
+        return queue_depth(graph, node)
+    return 1 if node.capacity is None else node.capacity
 
 
 def _column(graph: Graph, node: Node, port: Port, crosses: bool) -> Column:
@@ -208,38 +209,3 @@ def _watch(binding: Binding) -> Watch:
     return Watch(
         binding.port.name, binding.via, output, binding.port.mode, binding.port.row_kind, binding.decl.every
     )
-
-
-def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
-    """For a hop on rows: the hops of the same kind that it follows or reads; every one must be there first."""
-    if node.spec.facts.kind == "fold":
-        return ()
-    names = []
-    for binding in node.bindings:
-        for name in (binding.producer, binding.via):
-            other = graph.nodes[name]
-            gives_part = other.spec.facts.kind != "fold" or (other.kind == node.kind and _makes(other))
-            if binding.port.mode == "queue" and other.kind == node.kind and gives_part and name not in names:
-                names.append(name)
-    return tuple(names)
-
-
-def _every(graph: Graph, node: Node, known: dict[str, int]) -> int:
-    """Which rows a hop fires on: none that a hop before it skips. known: what is found on the way, of every hop."""
-    waiting = [node.name]
-    while waiting:
-        at = graph.nodes[waiting[-1]]
-        before = _trigger(graph, at)
-        missing = [name for name in before if name not in known]
-        if missing:
-            waiting += missing
-            continue
-        own = [b.decl.every for b in at.bindings if b.port.mode == "queue"]
-        known[waiting.pop()] = (
-            1 if at.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
-        )
-    return known[node.name]
-
-
-def _makes(node: Node) -> bool:
-    return bool(node.spec.facts.source or node.spec.facts.expand or node.spec.facts.collect)

@@ -76,7 +76,11 @@ def check(graph: str, overrides: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"diagnostics": []}))
     else:
-        click.echo(f"{graph}: {len(loaded.graph.nodes)} hops, {seams} seams, no findings")
+        from flowgraph.passes.staleness import staleness
+
+        lag = staleness(loaded.graph)
+        proved = f"; lag at most {lag.bound}" if lag is not None else ""
+        click.echo(f"{graph}: {len(loaded.graph.nodes)} hops, {seams} seams, no findings{proved}")
 
 
 @main.command()

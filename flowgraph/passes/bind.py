@@ -5,9 +5,12 @@ A hop that is named gives its own columns and, by reference, those of every hop 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.columns import Columns
+from flowgraph.passes.move import too_late
 from flowgraph.spec.graphfile import NAME, InputDecl
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import guess, near, plural, suggest, surely
@@ -117,7 +120,7 @@ def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
                         graph.broken.add(node.name)
                         continue
                     known = _known(graph, binding)
-                    found.append(_no_column(graph, columns, node, binding, known))
+                    found.append(_no_column(graph, node, binding, known))
                     meant = surely(_name(binding), known)
                     if meant is None:
                         continue
@@ -169,10 +172,24 @@ def _known(graph: Graph, binding: Binding) -> dict[str, tuple[str, Port]]:
     return known
 
 
-def _no_column(
-    graph: Graph, columns: Columns, node: Node, binding: Binding, known: dict[str, tuple[str, Port]]
-) -> Diagnostic:
+def _no_column(graph: Graph, node: Node, binding: Binding, known: dict[str, tuple[str, Port]]) -> Diagnostic:
     name = _name(binding)
     message = f"nothing at or before hop {binding.via} gives {name!r}, which {node.name} reads"
-    help = f"{near(name, known)}known there: {', '.join(known) or 'nothing'}"
+    later = too_late(graph, node, binding.port.name, name, graph.nodes[binding.via])
+    help = later or f"{near(name, known)}known there: {', '.join(known) or 'nothing'}"
     return Diagnostic("FG109", binding.decl.place, message, help)
+
+
+def check_needs(graph: Graph) -> Iterator[Diagnostic]:
+    """FG110: an option that is on has the optional input that it reads."""
+    for node in graph.nodes.values():
+        decl = graph.file.hops[node.name]
+        for option, port in node.spec.facts.needs:
+            if not node.config.get(option) or port in decl.inputs or "in" in decl.partial:
+                continue
+            given = decl.config.value[option].place if decl.config is not None else decl.place
+            message = f"hop {node.name} lacks its input {port}, which {option} reads"
+            later = too_late(graph, node, port, port, node)
+            before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
+            help = f"add {port}: {before[0] if before else '<hop>'} under in:"
+            yield Diagnostic("FG110", given, message, later or help)

@@ -10,6 +10,7 @@ import msgspec
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph
+from flowgraph.passes.move import move
 
 
 class Cycle(msgspec.Struct):
@@ -58,6 +59,9 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
             help = (
                 f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
             )
+            reader = graph.nodes[cycle.hops[0]]
+            if first.flows and reader.spec.facts.collect and first.port.kind != "rows":
+                help = move(graph, graph.nodes[first.via], reader)
             yield Diagnostic("FG401", first.decl.place, message, help)
 
 

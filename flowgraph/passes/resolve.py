@@ -10,7 +10,7 @@ import msgspec
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node, later
-from flowgraph.passes.bind import bind, bind_columns
+from flowgraph.passes.bind import bind, bind_columns, check_needs
 from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
 from flowgraph.spec.config import import_object
@@ -44,6 +44,7 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
+    found += check_needs(graph)
     lags = (b.decl.max_lag for n in graph.nodes.values() for b in n.bindings if b.decl.max_lag is not None)
     graph.max_lag = max(lags, default=None)
     _place_free(graph)

@@ -13,7 +13,8 @@ hold. The smaller of both is the bound. What overtakes is caught by the hard tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,8 @@ from flowgraph.passes.sizes import rows_per_step
 class Staleness(msgspec.Struct, frozen=True):
     """The bound of one collecting hop, and what it is made of. n is None when nothing bounds it but the gate.
 
-    n, admitted, b: rows that a batch takes, which are trajectories; q: steps; o: 0 or 1; sync: batches between two versions, less one
+    n, admitted, b: rows of the kind that is collected, trajectories; q: steps; o: 0 or 1
+    sync: batches between two versions, less one
     """
 
     batch: str
@@ -80,7 +82,7 @@ def _bound(graph: Graph, batch: Node, q: int | None = None) -> Staleness | None:
     facts = maker.spec.facts
     pools = pools_of(graph, batch)
     rooms = [room(graph, pool) for pool in pools]
-    flight = ask(graph, maker, facts.flight, config=maker.config)
+    flight = _held(graph, maker, maker.config)
     admitted = ask(graph, maker, facts.admits, config=maker.config)
     # A dispatcher that looks at the room of a pool counts what is in flight against it.
     looks = any(b.port.kind == "value" and b.producer == pool.name for b in maker.bindings for pool in pools)
@@ -114,8 +116,8 @@ def _taken(batch: Node) -> str | None:
 
 
 def room(graph: Graph, node: Node) -> int | None:
-    """The rows that a fold takes before anything has come."""
-    return ask(graph, node, node.spec.facts.room, node.spec.state(), config=node.config)
+    """The rows that a pool takes before anything has come."""
+    return _held(graph, node, node.config)
 
 
 def _between(graph: Graph) -> int:
@@ -128,7 +130,7 @@ def _between(graph: Graph) -> int:
 
 
 def check_staleness(graph: Graph) -> Iterator[Diagnostic]:
-    """FG402: the bound stays within `max_lag`, and so does every capacity that is given, were the others at their least."""
+    """FG402: the bound stays within `max_lag`; so does each capacity that is given, were the others at their least."""
     lag = graph.max_lag
     if lag is None:
         return
@@ -141,38 +143,46 @@ def check_staleness(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _alone(graph: Graph, batch: Node, lag: int) -> Iterator[Diagnostic]:
-    queue, decl = batch.capacity, graph.file.hops[batch.name]
+    queue, decl, b = batch.capacity, graph.file.hops[batch.name], batch_size(graph, batch)
     if queue is not None and queue > lag:
-        stale = f"alone makes rows {queue} versions stale; max_lag is {lag}"
-        message = f"a train queue of {queue} behind {batch.name} {stale}"
+        message = (
+            f"a train queue of {queue} behind {batch.name} alone makes rows {_stale(queue)}; max_lag is {lag}"
+        )
         help = f"set capacity: {lag}, or raise max_lag to {queue}"
         yield Diagnostic("FG402", decl.capacity_place or decl.place, message, help)
-    b = batch_size(graph, batch)
     for node in (*makers_of(graph, batch), *pools_of(graph, batch)):
-        facts = node.spec.facts
-        args = () if facts.expand else (node.spec.state(),)
-        size, given = _given(graph, node, facts.flight if facts.expand else facts.room, *args)
-        if given and size is not None and -(-size // b) - 1 > lag:
-            stale, fits = -(-size // b) - 1, (lag + 1) * b
-            what = f"{node.name} with {given}: {size} alone makes rows {stale} versions stale"
-            message = f"{what}: a batch takes {b} trajectories; max_lag is {lag}"
-            help = f"set {given}: {fits}, or raise max_lag to {stale}"
-            yield Diagnostic("FG402", _option(graph, node, given), message, help)
+        size, option = _held(graph, node, node.config), _deciding(graph, node)
+        if size is not None and option and (stale := -(-size // b) - 1) > lag:
+            holds = (
+                f"{node.name} may have {size} rows in flight"
+                if node.spec.facts.expand
+                else f"{node.name} holds {size} rows"
+            )
+            message = f"{holds}, in batches of {b}, which alone makes them {_stale(stale)}; max_lag is {lag}"
+            help = f"set {option} for at most {(lag + 1) * b} rows, or raise max_lag to {stale}"
+            yield Diagnostic("FG402", _place(graph, node, option), message, help)
 
 
-def _given(
-    graph: Graph, node: Node, fact: Callable[..., int] | None, *args: object
-) -> tuple[int | None, str]:
-    """A capacity, and the option under `with:` that decides it; "" when it is the hop's own default."""
-    size = ask(graph, node, fact, *args, config=node.config)
-    for name in node.config if size is not None else ():
-        rest = {key: value for key, value in node.config.items() if key != name}
-        if ask(graph, node, fact, *args, config=rest) != size:
-            return size, name
-    return size, ""
+def _stale(versions: int) -> str:
+    return f"{versions} version{'' if versions == 1 else 's'} stale"
 
 
-def _option(graph: Graph, node: Node, name: str) -> Place:
+def _held(graph: Graph, node: Node, config: Mapping[str, Any]) -> int | None:
+    """Rows that a hop may have at once: in flight for a dispatcher, waiting for a pool."""
+    facts = node.spec.facts
+    if facts.expand:
+        return ask(graph, node, facts.flight, config=config)
+    return ask(graph, node, facts.room, node.spec.state(), config=config)
+
+
+def _deciding(graph: Graph, node: Node) -> str:
+    """The option under `with:` that decides how many rows a hop may have; "" when it is the hop's own default."""
+    size = _held(graph, node, node.config)
+    rest = {name: {k: v for k, v in node.config.items() if k != name} for name in node.config}
+    return next((name for name, config in rest.items() if _held(graph, node, config) != size), "")
+
+
+def _place(graph: Graph, node: Node, name: str) -> Place:
     config = graph.file.hops[node.name].config
     given = config.value if config is not None and isinstance(config.value, dict) else {}
     return given[name].place if name in given else node.place
@@ -200,15 +210,18 @@ def _over(graph: Graph, s: Staleness, lag: int) -> Diagnostic:
     parts = [f"ceil({s.n}/{s.b}) − 1 in flight and ready", f"{s.q} queued for training", f"{s.o} in training"]
     if s.sync:
         parts.append(f"{s.sync} not yet synced")
-    message = f"rows may become {s.bound} versions stale ({' + '.join(parts)}), but max_lag is {lag}"
+    message = f"rows may become {_stale(s.bound)} ({' + '.join(parts)}), but max_lag is {lag}"
     queue = lag - (s.bound - s.q)
     rows = (lag + 1 - s.q - s.o - s.sync) * s.b
     pools = pools_of(graph, batch)
     if batch.capacity is not None and queue >= 0:
         place, help = decl.capacity_place or decl.place, f"set capacity: {queue} for {batch.name}"
     elif pools and rows >= s.b:
-        _, given = _given(graph, pools[0], pools[0].spec.facts.room, pools[0].spec.state())
-        place, help = _option(graph, pools[0], given), f"give {pools[0].name} room for {rows}"
+        place = _place(graph, pools[0], _deciding(graph, pools[0]))
+        help = f"give {pools[0].name} room for at most {rows} rows"
     else:
-        place, help = batch.place, "use a dispatcher that declares what it admits, as hops.dispatch.watermark does"
+        place, help = (
+            batch.place,
+            "use a dispatcher that declares what it admits, as hops.dispatch.watermark does",
+        )
     return Diagnostic("FG402", place, message, f"{help}, or raise max_lag to {s.bound}")

@@ -122,9 +122,10 @@ def fold(
     ports always hold their newest value. A change of rate is a `source`, an `expand` or a `collect`.
     `room(state)` says how many more queued rows it takes now (default: always one more).
 
-    Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many may
-    be out in all, neither trained nor dropped; the check proves from them how stale a row can be. All three get every
-    keyword-only parameter as well. `needs={"option": "port"}`: the option, when it is on, reads this optional port.
+    Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
+    may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
+    be. All three get every keyword-only parameter as well.
+    `needs={"option": "port"}`: the option, when it is on, reads this optional port.
     """
     return _attach(
         kind="fold",

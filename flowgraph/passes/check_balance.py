@@ -49,7 +49,8 @@ def _skipped(graph: Graph) -> Iterator[Diagnostic]:
         if k == 1 or writer.kind == node.kind or graph.doubtful(node) or (node.name, writer.name) in said:
             continue
         said.add((node.name, writer.name))
-        message = f"{node.name} gathers {binding.port.name} from every {writer.kind}, but {writer.name} fires on one of {k}"
+        gathers = f"{node.name} gathers {binding.port.name} from every {writer.kind}"
+        message = f"{gathers}, but {writer.name} fires on one of {k}"
         cause = _thinned(graph, writer)
         notes = (Note(cause.decl.place, f"{writer.name} skips the others from here on"),) if cause else ()
         yield Diagnostic("FG406", binding.decl.place, message, f"remove every: {k}", notes)

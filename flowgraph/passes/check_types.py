@@ -104,24 +104,18 @@ def check_maps(graph: Graph) -> Iterator[Diagnostic]:
         if maps is None or node.kind is None:
             continue
         notes = (Note(node.spec.place, f'{node.spec.use} says maps="{maps}"'),)
-        dims = {
-            name
-            for port in (*node.spec.inputs, *node.spec.columns)
-            for dim in port.shape
-            for name in dim.names
-        }
-        if maps not in (*ROW_KINDS, *dims):
-            known = list(dict.fromkeys((*ROW_KINDS, *sorted(dims))))
+        ports = (*node.spec.inputs, *node.spec.columns)
+        dims = {name for port in ports for dim in port.shape for name in dim.names}
+        known = list(dict.fromkeys((*ROW_KINDS, *FINER, *sorted(dims))))
+        if maps not in known:
             message = f"{node.name} maps over {maps!r}, which is no row kind and no dim of its ports"
-            yield Diagnostic(
-                "FG205", decl.use_place, message, f"{near(maps, known)}known: {', '.join(known)}", notes
-            )
+            help = f"{near(maps, known)}known: {', '.join(known)}"
+            yield Diagnostic("FG205", decl.use_place, message, help, notes)
             continue
         finer = set(FINER[FINER.index(maps) :]) if maps in FINER else {maps}
         for port in node.spec.outputs if maps != node.kind else ():
-            split = port.kind == "scalars" or (
-                port.shape and port.shape[0].names and port.shape[0].names <= finer
-            )
+            counted = port.shape[0].names if port.shape else frozenset()
+            split = port.kind == "scalars" or (counted and counted <= finer)
             if not split:
                 message = f"{node.name} maps over {maps}, but gives {port.name}: {port}, which can't be split by {maps}"
                 help = f"give {port.name} a first dim that counts {maps} rows, or remove maps="

@@ -40,7 +40,9 @@ def check_leaks(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         life = node.spec.facts.lifetime
         if node.kind is not None and node.spec.columns and life in FOR_EVER:
-            message = f"{node.name} keeps a block of each {node.kind} for the whole run: nothing frees it"
+            message = (
+                f"{node.name} keeps a block of each {node.kind} for the whole run, however many there are"
+            )
             needed = "version" if node.kind == "step" else "consumed"
             notes = (Note(node.spec.place, f'{node.spec.use} has lifetime "{life}"'),)
             help = f'declare lifetime="{needed}" for {node.spec.use}'

@@ -127,7 +127,7 @@ def _place(file: str, node: yaml.Node) -> Place:
     return Place(file, start.line + 1, start.column + 1, max(1, width))
 
 
-def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
+def _locate(file: str, node: Any, found: list[Diagnostic]) -> Located:
     place = _place(file, node)
     if isinstance(node, yaml.ScalarNode):
         before = len(found)
@@ -145,6 +145,9 @@ def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
         _scalar(key, at, found)
         out.partial |= len(found) > before
         inner = _locate(file, value, found)
+        if node.flow_style and isinstance(value, yaml.ScalarNode) and value.value == "" and not value.style:
+            end = key.end_mark  # nothing stands behind the colon, and not, as in C, before what comes next
+            inner.place = Place(file, end.line + 1, end.column + 2)
         if key.value in out.value:
             help = f"remove one of them; the first is on line {out.keys[key.value].line}"
             found.append(Diagnostic("FG103", at, f"duplicate key {key.value!r}", help))

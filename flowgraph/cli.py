@@ -106,7 +106,11 @@ def check(
     if as_json:
         click.echo(json.dumps({"diagnostics": []}))
     else:
-        click.echo(f"{graph}: {len(_graph(loaded).nodes)} hops, {seams} seams, no findings")
+        from flowgraph.passes.staleness import staleness
+
+        lag = staleness(_graph(loaded))
+        proved = f"; lag at most {lag.bound}" if lag is not None else ""
+        click.echo(f"{graph}: {len(_graph(loaded).nodes)} hops, {seams} seams, no findings{proved}")
 
 
 @main.command()

@@ -37,7 +37,7 @@ def _groups(graph: Graph) -> dict[str, str]:
     head: dict[str, str] = {}
     for name in order:
         node = graph.nodes[name]
-        if not _may_fuse(node):
+        if not may_fuse(node):
             continue
         head[name] = name
         for one in before[name]:
@@ -52,7 +52,7 @@ def _groups(graph: Graph) -> dict[str, str]:
     return head
 
 
-def _may_fuse(node: Node) -> bool:
+def may_fuse(node: Node) -> bool:
     """A plain function on rows, one firing at a time, that publishes no version."""
     function = node.spec.function
     publishes = any(p.initial is not None for p in node.spec.outputs)

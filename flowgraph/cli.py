@@ -106,7 +106,11 @@ def check(
     if as_json:
         click.echo(json.dumps({"diagnostics": []}))
     else:
-        click.echo(f"{graph}: {len(_graph(loaded).nodes)} hops, {seams} seams, no findings")
+        from flowgraph.passes.staleness import staleness
+
+        lag = staleness(_graph(loaded))
+        proved = f"; lag at most {lag.bound}" if lag is not None else ""
+        click.echo(f"{graph}: {len(_graph(loaded).nodes)} hops, {seams} seams, no findings{proved}")
 
 
 @main.command()
@@ -202,10 +206,9 @@ def explain(
     if stage:
         click.echo(_stage(_graph(loaded), stage, no_pass, as_json), nl=as_json)
     elif place:
-        from flowgraph.passes.cut import placement
         from flowgraph.report import placement as placing
 
-        found = placement(rewrite(_graph(loaded), api.passes_off(no_pass)))
+        found = placing.placement(_graph(loaded), api.passes_off(no_pass))
         click.echo(placing.to_json(found) if as_json else placing.render(found), nl=as_json)
     else:
         from flowgraph.report import explain as explaining

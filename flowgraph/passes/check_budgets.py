@@ -11,8 +11,8 @@ from flowgraph.spec.budgets import ARENAS, BudgetDecl
 from flowgraph.spec.reader import near
 from flowgraph.spec.types import Transport
 
-# Control messages are measured, not predicted, so no budget can hold them.
-TRANSPORTS = tuple(t for t in typing.get_args(Transport) if t != "control")
+# Control messages are measured, not predicted, and no byte crosses a fused seam: a budget of either could never fail.
+TRANSPORTS = tuple(t for t in typing.get_args(Transport) if t not in ("control", "fused"))
 
 
 def check_budgets(graph: Graph) -> Iterator[Diagnostic]:

@@ -9,6 +9,8 @@ import msgspec
 from flowgraph.plan.held import held
 from flowgraph.plan.plan import Hop, Plan, Seam, SeamField
 
+PASSING = " passing through"  # blocks of another owner's hop, on their way through the driver's memory
+
 
 class Cost(msgspec.Struct, frozen=True):
     """Bytes on average and at most, and what they are made of: (name, mean), largest first.
@@ -77,8 +79,7 @@ def _blocks(hops: Iterable[Hop], owner: str) -> list[tuple[str, int | None]]:
     """Blocks in an owner's arena: those its hops write, and those that readers find there."""
     mine = [h for h in hops if owner in (h.owner, h.home)]
     return [
-        (f"blocks of {h.name}" + ("" if h.owner == owner else " passing through"), h.slots * h.block_bytes)
-        for h in mine
+        (f"blocks of {h.name}" + ("" if h.owner == owner else PASSING), h.slots * h.block_bytes) for h in mine
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.passes.check_types import COUNTED
-from flowgraph.plan.bill import Bill, Cost, bill
+from flowgraph.plan.bill import PASSING, Bill, Cost, bill
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.budgets import ARENAS, BudgetDecl
 from flowgraph.spec.dims import parse
@@ -55,7 +55,7 @@ def _exceeded(plan: Plan, budget: BudgetDecl, cost: Cost, spent: float) -> Diagn
 
 def _smaller(plan: Plan, part: str) -> str:
     """What makes a part of a process's memory smaller."""
-    hop = plan.hops.get(part.removeprefix("blocks of "))
+    hop = plan.hops.get(part.removeprefix("blocks of ").removesuffix(PASSING))
     if part in ("KV cache", "cached prefixes"):
         return "lower the engine's slots"
     if hop is None or any(c.kind == "tensors" for c in hop.written):

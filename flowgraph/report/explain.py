@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NOBODY = "nobody"
+NAME = 24  # characters of a seam that stay on one line, however narrow the table
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -118,8 +119,8 @@ def _stages(found: Explanation) -> Table:
     table.add_row(first.name, *_totals(first), end_section=True)
     for before, after in itertools.pairwise(found.stages):
         sizes = (_change(getattr(before, n), getattr(after, n)) for n in ("read", "driver", "memory"))
-        fired = after.firings - before.firings
-        table.add_row(after.name, *sizes, f"{fired:+g}" if fired else "·", end_section=after is last)
+        fired = f"{after.firings - before.firings:+g}".replace("-", "−")
+        table.add_row(after.name, *sizes, fired if fired != "+0" else "·", end_section=after is last)
     table.add_row("compiled", *_totals(last))
     return table
 
@@ -136,14 +137,19 @@ def _change(before: float, after: float) -> str:
 
 def _seams(found: Explanation) -> Table:
     table = _table("every seam, mean bytes a step before → after")
-    table.add_column("seam", ratio=1, overflow="fold")
+    longest = max((len(_name(seam)) for seam in found.seams), default=0)
+    table.add_column("seam", min_width=min(longest, NAME), overflow="fold")
     for name in ("read", "through the driver"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("by", overflow="fold")
     for seam in found.seams:
         pairs = (_pair(seam.read), _pair(seam.driver))
-        table.add_row(f"{seam.source} → {seam.reader}", *pairs, ", ".join(seam.passes))
+        table.add_row(_name(seam), *pairs, ", ".join(seam.passes))
     return table
+
+
+def _name(seam: Change) -> str:
+    return f"{seam.source} → {seam.reader}"
 
 
 def _pair(pair: tuple[float, float]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from flowgraph.errors import Place
 from flowgraph.learners.protocol import Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
+from flowgraph.spec.facts import check_facts
 from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
@@ -38,6 +39,9 @@ class Facts(msgspec.Struct, frozen=True):
     uses: str | None = None
     validate: Callable[..., None] | None = None
     room: Callable[..., int] | None = None
+    flight: Callable[..., int] | None = None
+    admits: Callable[..., int] | None = None
+    needs: tuple[tuple[str, str], ...] = ()
 
 
 class Param(msgspec.Struct, frozen=True):
@@ -108,12 +112,20 @@ def fold(
     collect: tuple[T.RowKind, T.RowKind] | None = None,
     validate: Callable[..., None] | None = None,
     room: Callable[..., int] | None = None,
+    flight: Callable[..., int] | None = None,
+    admits: Callable[..., int] | None = None,
+    needs: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
 
     It fires when any input changes. At most one queue or event port holds a row, the others are None; latest
     ports always hold their newest value. A change of rate is a `source`, an `expand` or a `collect`.
     `room(state)` says how many more queued rows it takes now (default: always one more).
+
+    Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
+    may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
+    be. All three get every keyword-only parameter as well.
+    `needs={"option": "port"}`: the option, when it is on, reads this optional port.
     """
     return _attach(
         kind="fold",
@@ -124,6 +136,9 @@ def fold(
         collect=collect,
         validate=validate,
         room=room,
+        flight=flight,
+        admits=admits,
+        needs=tuple((needs or {}).items()),
     )
 
 
@@ -219,17 +234,10 @@ def read_spec(use: str, function: Any) -> HopSpec:
         _check_fires(use, inputs)
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)
-    return HopSpec(
-        use,
-        function,
-        facts,
-        tuple(inputs),
-        tuple(outputs),
-        tuple(params),
-        state,
-        place,
-        inspect.getdoc(function) or "",
-    )
+    doc = inspect.getdoc(function) or ""
+    spec = HopSpec(use, function, facts, tuple(inputs), tuple(outputs), tuple(params), state, place, doc)
+    check_facts(spec)
+    return spec
 
 
 def _hints(use: str, function: Any) -> dict[str, Any]:

@@ -57,11 +57,12 @@ def test_stragglers_are_dropped_and_replaced_and_every_step_is_made(
     groups: int, samples: int, max_lag: int, share: float, target: int | None, extra: int, n: int
 ) -> None:
     batch = groups * samples
+    extra = min(extra, max_lag * batch)  # what a check admits, as for the target
     ring, told = run_inproc(
         f"dims.group={groups}",
         f"dims.sample={samples}",
         f"hops.dispatch.in.version.max_lag={max_lag}",
-        f"hops.dispatch.with={{target: {target or 'null'}}}",
+        f"hops.dispatch.with={{target: {min(target, (max_lag + 1) * batch) if target else 'null'}}}",
         f"hops.buffer.with={{capacity: {batch + extra}}}",
         f"hops.rollout={{use: {USERS}.straggle, in: {{prompt: dispatch, key: dispatch}}, with: {{share: {share}}}}}",
         f"run.steps={n}",

@@ -108,9 +108,9 @@ async def hinted(prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], hint: I
     return made
 
 
-@hop(owner="trainer", lifetime="run")
+@hop(owner="trainer", lifetime="version")
 def keep(tokens: Int32[Array, "token"]) -> Int64[Array, ""]:
-    """What lives as long as the run, and what nobody publishes, must not fill the arena."""
+    """What lives as long as a version, and what nobody publishes, must not fill the arena."""
     return np.array(tokens.sum(), np.int64)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from flowgraph.engines.registry import TransformersOptions
 from flowgraph.learners.registry import TorchOptions
@@ -49,11 +51,21 @@ def plan(
     """
     made = tuple(seams)
     hops = list(dict.fromkeys([*names, *(name for s in made for name in (s.source, s.reader))]))
+    home = {name: owners[i % len(owners)] for i, name in enumerate(hops)}
+    made = tuple(
+        msgspec.structs.replace(s, fields=tuple(_through(s, f, home) for f in s.fields)) for s in made
+    )
     dims = dims or {"group": Size(8, 8), "sample": Size(8, 8), "prompt": Size(32, 64), "response": Size(4, 8)}
     return Plan(
         graph, doc, dims, RunDecl(), 0, (), False, OWNERS,
-        {name: _hop(name, owners[i % len(owners)], made, set(folds)) for i, name in enumerate(hops)}, made,
+        {name: _hop(name, home[name], made, set(folds)) for name in hops}, made,
     )  # fmt: skip
+
+
+def _through(seam: Seam, field: SeamField, home: Mapping[str, str]) -> SeamField:
+    """A field that one side of the driver's process wrote and the other reads passes through it."""
+    crosses = (home[field.producer] == "driver") != (home[seam.reader] == "driver")
+    return msgspec.structs.replace(field, driver=(field.mean_bytes, field.max_bytes)) if crosses else field
 
 
 def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:

@@ -228,7 +228,7 @@ def test_hops_beside_the_graph_are_found_wherever_it_is_called_from(tmp_path: Pa
 # --- the names ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["load", "compile", "draw", "audit", "diff", "run"])
+@pytest.mark.parametrize("name", ["load", "compile", "explain", "draw", "audit", "diff", "run"])
 def test_every_function_has_types_errors_and_an_example(name: str) -> None:
     function = getattr(flowgraph, name)
     doc = function.__doc__

@@ -91,10 +91,10 @@ def test_a_model_that_is_not_pulled_leaves_its_owner_without_a_price() -> None:
 @pytest.mark.parametrize(
     ("budget", "finding"),
     [
-        ("{driver: 28167 B/step}", "driver moves 28.2 KB a step, 1 B over its budget of 28167 B/step"),
-        ("{driver: 600 KB}", "driver holds up to 611 KB, 11.5 KB over"),
+        ("{driver: 8455 B/step}", "driver moves 8.46 KB a step, 1 B over its budget of 8455 B/step"),
+        ("{driver: 600 KB}", "driver holds up to 610 KB, 10.3 KB over"),
         ("{'train -> sync': 269 MB/step}", "train -> sync moves 269 MB a step, 30.0 KB over"),
-        ("{'reward -> advantage': 0 B/step}", "reward -> advantage moves 320 B a step, 320 B over"),
+        ("{'batch -> advantage': 0 B/step}", "batch -> advantage moves 512 B a step, 512 B over"),
     ],
 )
 def test_what_is_over_its_budget_says_by_how_much(budget: str, finding: str) -> None:
@@ -105,9 +105,19 @@ def test_what_is_over_its_budget_says_by_how_much(budget: str, finding: str) -> 
 
 
 def test_a_budget_holds_to_its_last_byte() -> None:
-    compile_file(
-        GRAPH, ["budgets={driver: [28168 B/step, 700 KB], train → sync: 270 MB/step, in process: 12 KB/step}"]
-    )
+    prompt, key, ids, truth = 64 * 38 * 2, 64 * 8, 2 * 64 * 8, 8 * 256
+    driver = prompt + key + ids + truth + 8  # the batch's number
+    budgets = f"budgets={{driver: [{driver} B/step, 610304 B], batch → advantage: 512 B/step, in process: 0 B/step}}"
+    compile_file(GRAPH, [budgets])
+
+
+def test_what_only_passes_through_the_driver_is_named_with_what_makes_it_smaller() -> None:
+    toy = str(Path(__file__).parents[1] / "runtime" / "toy.yaml")
+    with pytest.raises(CheckError) as caught:
+        compile_file(toy, ["budgets={driver: 1 KB}", "dims.response.max=4000"], off=["defer"])
+    (found,) = caught.value.diagnostics
+    assert ": blocks of rollout passing through " in found.message
+    assert found.help.startswith("lower the bound of dims.prompt or dims.response, or raise")
 
 
 def test_raising_a_budget_as_the_help_says_is_enough(quickstart: Plan) -> None:

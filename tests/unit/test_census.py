@@ -64,15 +64,13 @@ def test_the_tables_of_the_driver_grow_with_the_rows_that_live(toy: Census) -> N
     assert of(toy, "firings under way").crosses == ("concurrency", "crash")
 
 
-def test_blocks_are_slots_times_their_size(toy: Census) -> None:
+def test_blocks_are_slots_times_their_size_and_hops_that_fire_as_one_keep_none(toy: Census) -> None:
     sizes = {s.name: s.nbytes for s in toy.states if s.name.startswith("blocks")}
     assert sizes == {
         "blocks of dataset, until consumed": (2 * 2 + 2) * 4224,
         "blocks of dispatch, until consumed": (2 * 6 + 2) * 128,
         "blocks of rollout, until consumed": (2 * 6 + 2) * 192,
         "blocks of batch, until step": 3 * 128,
-        "blocks of reward, until consumed": 3 * 128,
-        "blocks of advantage, until step": 3 * 448,
         "blocks of train, until version": 3 * 128,
     }
     assert sum(sizes.values()) == sum(o.arena_bytes for o in compile_file(TOY).owners.values())
@@ -109,8 +107,6 @@ def test_every_state_says_what_it_crosses_and_what_restores_it(quickstart: Censu
             "process",
             "crash",
         ),  # sync reads its batch_id, and may run side by side
-        "blocks of reward": (),
-        "blocks of advantage": (),
         "blocks of train": ("concurrency", "process"),
         "engine weights": ("concurrency", "crash"),
         "KV cache": ("concurrency",),
@@ -164,14 +160,14 @@ def test_the_table_fits_its_width_and_ends_with_the_sum(quickstart: Census, widt
     text = render_table(quickstart, width)
     assert max(map(len, text.splitlines())) <= width
     said = " ".join(text.split())
-    assert "21 states, 2.85 GB+?; complexity 31 = concurrency 9, process 6, crash 15, run 1" in said
+    assert "19 states, 2.85 GB+?; complexity 31 = concurrency 9, process 6, crash 15, run 1" in said
     assert text.count("●") == 31
 
 
 def test_check_state_prints_the_census_for_people_and_programs(toy: Census) -> None:
     shown = CliRunner().invoke(main, ["check", TOY, "--state"])
     assert shown.exit_code == 0
-    assert "15 states" in shown.stdout
+    assert "13 states" in shown.stdout
     made = json.loads(CliRunner().invoke(main, ["check", TOY, "--state", "--json"]).stdout)
     assert made["complexity"] == toy.complexity
     assert [s["name"] for s in made["states"]] == [s.name for s in toy.states]

@@ -134,13 +134,13 @@ def test_bytes_of_a_seam_are_those_that_the_plans_have(toy: Plan) -> None:
     }
     found = {c.name: (c.before.mean, c.after.mean) for c in diff(toy, longer).seams if c.before and c.after}
     assert found == grew
-    assert "advantage → train" in grew
+    assert "batch → reward" in grew
     assert all(a < b for a, b in grew.values())
 
 
 def test_an_owner_may_change_how_a_seam_is_crossed(toy: Plan) -> None:
     lines = str(diff(toy, toy_with("hops.reward.owner=rollout"))).splitlines()
-    assert "  ~ reward → advantage  in process → shared memory" in lines
+    assert "  ~ reward → advantage  0 B → 60 B, fused → shared memory" in lines
 
 
 def test_a_port_differs_by_type_fact_or_source(toy: Plan) -> None:

@@ -25,7 +25,7 @@ from flowgraph.runtime.worker import Worker, failed
 
 
 class Executor(Protocol):
-    """Workers of every owner but the driver. control_bytes: message bytes that the driver sent and received."""
+    """Workers of every owner but the driver. control_bytes: of messages to and from the driver, of steps."""
 
     control_bytes: int
 

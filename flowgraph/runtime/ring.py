@@ -93,6 +93,7 @@ class Ring:
                 if isinstance(message, Failed):
                     raise error_of(message)
                 waiting.pop(owner, None)
+        self.executor.control_bytes = 0  # the plan that every worker got is no step's
         for name, hop in self.plan.hops.items():
             for output, value in hop.initial.items():
                 self._publish(name, output, value)

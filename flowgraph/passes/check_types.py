@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Binding, Graph, Node, collects, joins, repeats
-from flowgraph.passes.sizes import evaluate, rows_per_step, slots, value_bytes
+from flowgraph.passes.sizes import COUNTED, evaluate, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
 from flowgraph.spec.types import ROW_KINDS
 
-# Dims that the ring counts from others: what must have a size where they are used.
-COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
 # Each is part of one of those before it, so what is counted by it can be split by them.
 FINER = ("step", "group", "trajectory", "leaf", "token")
 ADDRESSABLE = 2**46  # bytes; more than a process can map

@@ -15,6 +15,7 @@ from flowgraph.models import facts
 from flowgraph.passes.bind import bind, bind_columns, check_needs
 from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
+from flowgraph.passes.unify import unify
 from flowgraph.spec.config import import_object
 from flowgraph.spec.dims import Size
 from flowgraph.spec.graphfile import GraphFile, HopDecl
@@ -52,6 +53,7 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
+    found += unify(graph)
     found += check_needs(graph)
     lags = (b.decl.max_lag for n in graph.nodes.values() for b in n.bindings if b.decl.max_lag is not None)
     graph.max_lag = max(lags, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
-from flowgraph.passes.check_types import COUNTED
+from flowgraph.passes.sizes import COUNTED
 from flowgraph.plan.bill import PASSING, Bill, Cost, bill
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.budgets import ARENAS, BudgetDecl

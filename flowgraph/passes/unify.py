@@ -95,7 +95,7 @@ def _differ(graph: Graph, node: Node, name: str, first: Bound, second: Bound) ->
 def _rename(node: Node, bound: Mapping[str, Expr]) -> None:
     spec = node.spec
     maps = spec.facts.maps
-    facts = msgspec.structs.replace(spec.facts, maps=str(bound[maps]) if maps in bound else maps)
+    facts = msgspec.structs.replace(spec.facts, maps=str(bound[maps]) if maps and maps in bound else maps)
     inputs = {p.name: _port(p, bound) for p in spec.inputs}
     node.spec = msgspec.structs.replace(
         spec, facts=facts, inputs=tuple(inputs.values()), outputs=tuple(_port(p, bound) for p in spec.outputs)

@@ -176,7 +176,11 @@ def check_memory(graph: Graph) -> Iterator[Diagnostic]:
             except KeyError:
                 continue
             if held > ADDRESSABLE:
-                names = sorted({name for dim in port.shape for name in dim.names} | {"group", "sample"})
+                used = {name for dim in port.shape for name in dim.names}
+                counted = {n for name in used for n in COUNTED.get(name, (name,))} | used & set(
+                    graph.file.dims
+                )
+                names = sorted(counted | {"group", "sample"})
                 message = (
                     f"{node.name}.{port.name} may take {held:.3g} bytes at once, more than a process can map"
                 )

@@ -124,7 +124,7 @@ def test_owner_options_are_checked_one_by_one(tmp_path: Path) -> None:
     assert codes(tmp_path, top=top) == [
         "FG104 modell",
         "FG106 many",
-        "FG106 {use: torch, model: smollm2-135m, lr: -1}",
+        "FG106 -1",
     ]
 
 

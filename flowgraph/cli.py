@@ -260,7 +260,7 @@ def _show(text: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(text))
+    Console().print(Markdown(text, code_theme="ansi_dark"))  # in the colours of the terminal
 
 
 @main.command()

@@ -5,6 +5,7 @@ A hop that is named gives its own columns and, by reference, those of every hop 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
@@ -208,7 +209,10 @@ def _giver(graph: Graph, node: Node, port: Port) -> str:
             fits = port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
         loops = port.mode == "queue" and node in graph.upstream(other)
         if fits and other is not node and not loops:
-            return other.name
+            # Columns are handed on: the hop that most inputs name gives this one too, when it comes after its writer.
+            vias = Counter(b.via for b in node.bindings if b.is_column and port.kind not in ("rows", "value"))
+            names = (via for via, _ in vias.most_common() if other in graph.upstream(graph.nodes[via]))
+            return next(names, other.name)
         back = any(param.origin == "seam" and param.detail == port.name for param in node.spec.params)
         if back and any(p.initial is not None for p in other.spec.outputs):
             return f"{{from: {other.name}, delay: 1, max_lag: 0}}"

@@ -118,7 +118,7 @@ def check_maps(graph: Graph) -> Iterator[Diagnostic]:
             split = port.kind == "scalars" or (counted and counted <= finer)
             if not split:
                 message = f"{node.name} maps over {maps}, but gives {port.name}: {port}, which can't be split by {maps}"
-                help = f"give {port.name} a first dim that counts {maps} rows, or remove maps="
+                help = f"make the first dim of {port.name} count {maps} rows, or remove maps="
                 yield Diagnostic("FG205", decl.use_place, message, help, notes)
 
 

@@ -47,7 +47,7 @@ class Ledger:
             state = f"it is {at}" if at else "it was consumed or dropped before"
             wanted = " or ".join(place for place in MOVES if to in MOVES[place])
             help = f"let {by} {VERBS[to]} a trajectory once, and only one that is {wanted}"
-            raise LedgerError(f"hop {by} can't make trajectory {key} {to}: {state}", help)
+            raise LedgerError(f"hop {by} can't {VERBS[to]} trajectory {key}: {state}", help)
         self._add(at, -1)
         if to == "dropped":
             self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1

@@ -48,18 +48,18 @@ def _exceeded(plan: Plan, budget: BudgetDecl, cost: Cost, spent: float) -> Diagn
     over = size_text(spent - budget.amount.nbytes)
     message = f"{budget.name} {does}, {over} over its budget of {budget.amount.text}: {parts}{rest}"
     largest = " → ".join(budget.seam) if budget.seam else cost.parts[0][0]
-    cut = _less(plan, budget, largest) if step else _smaller(plan, largest)
+    cut = _less(plan, budget, cost, largest) if step else _smaller(plan, largest)
     help = f"{cut}, or raise the budget to {enough(spent)}{step}"
     return Diagnostic("FG502", budget.place, message, help)
 
 
-def _less(plan: Plan, budget: BudgetDecl, part: str) -> str:
-    """What lets fewer bytes cross: a pass that is left out, where just that one would take the part away."""
-    if part.endswith(NOBODY):
-        return "leave the pass project on"
-    if budget.name == "driver" and "defer" not in plan.passes:
-        return "leave the pass defer on"
-    return f"read less over {part}"
+def _less(plan: Plan, budget: BudgetDecl, cost: Cost, largest: str) -> str:
+    """What lets fewer bytes cross: the passes that are left out and keep payload off the driver, before all else."""
+    off = []
+    if budget.name == "driver":
+        unread = any(name.endswith(NOBODY) for name, _ in cost.parts)
+        off = ["project"] * unread + ["defer"] * ("defer" not in plan.passes)
+    return f"leave {' and '.join(off)} on" if off else f"read less over {largest}"
 
 
 def _smaller(plan: Plan, part: str) -> str:

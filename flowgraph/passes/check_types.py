@@ -28,7 +28,8 @@ def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
                 continue
             what = f"{binding.producer}.{source.name} is {_type(source)}"
             message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
-            help = f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+            read = _fitting(graph, node, binding) or "another output"
+            help = f"read {read}, or change the annotation of {port.name} in {node.spec.place.file}"
             yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
@@ -64,11 +65,21 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
             f"{binding.producer}.{source.name} is {source}{rows}, but {node.name} reads {port.name} as {port}"
         )
         help = f"write the dims of {port.name} as {binding.producer} gives them, in {node.spec.place.file}"
-        if collects(producer, node) and not source.shape:
+        if other := _fitting(graph, node, binding):
+            help = f"read {other}, or {help}"
+        elif collects(producer, node) and not source.shape:
             help = f"write {port.name} with the dim trajectory or leaf, in {node.spec.place.file}"
         elif collects(producer, node) and not joins(source.shape[0]):
             help = f"read {source.name} before its rows are collected, in a hop on {producer.kind} rows"
         yield Diagnostic("FG203", binding.decl.place, message, help, _notes(graph, node, binding))
+
+
+def _fitting(graph: Graph, node: Node, binding: Binding) -> str:
+    """Another output of the same hop, one that can be read; that of the port's name before all. "" without any."""
+    producer, port = graph.nodes[binding.producer], binding.port
+    columns = [c for c in producer.spec.columns if c != binding.source and same_type(c, port)]
+    fits = [c.name for c in columns if shapes_fit(graph, c, producer, port, node)]
+    return f"{producer.name}.{min(fits, key=lambda name: name != port.name)}" if fits else ""
 
 
 def shapes_fit(graph: Graph, source: Port, producer: Node, port: Port, reader: Node) -> bool:

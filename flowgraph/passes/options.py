@@ -111,7 +111,9 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
         except Exception as error:  # a user's function
             said = _said(error)
             place, name = _meant(said, config)
-            reader.error("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:")
+            default = options[name].default if name in options and not options[name].required else None
+            left_out = f", or leave it out for {default}" if isinstance(default, int | float | str) else ""
+            reader.error("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
     found += reader.found
     return {name: node.plain() for name, node in given.items()}
 

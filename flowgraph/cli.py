@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +37,16 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Commands(click.Group):
-    """Errors that flowgraph raises on purpose are shown as they are, without a traceback."""
+    """Errors that flowgraph raises on purpose are shown as they are, without a traceback.
+
+    ctx.obj: the exit code of a command that had findings to show, and still went on to its end
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
+            if ctx.obj:
+                ctx.exit(ctx.obj)
         except FlowgraphError as error:
             click.echo(str(error), err=True)
             ctx.exit(FINDINGS)
@@ -53,10 +59,15 @@ def main() -> None:
 
 
 def _checked(
-    path: str, overrides: tuple[str, ...] = (), *, as_json: bool = False, no_pass: tuple[str, ...] = ()
+    path: str,
+    overrides: tuple[str, ...] = (),
+    *,
+    as_json: bool = False,
+    no_pass: tuple[str, ...] = (),
+    report: bool = False,
 ) -> Loaded:
     loaded = api.load(path, overrides, no_pass=no_pass)
-    _findings(loaded, as_json=as_json)
+    _findings(loaded, as_json=as_json, report=report)
     return loaded
 
 
@@ -65,18 +76,24 @@ def _graph(loaded: Loaded) -> Graph:
     return loaded.graph
 
 
-def _findings(*graphs: Loaded, as_json: bool) -> None:
-    """Show what there is to find in graphs, if anything, and end."""
+def _findings(*graphs: Loaded, as_json: bool, report: bool = False) -> None:
+    """Show what there is to find in graphs, if anything, and end.
+
+    report: go on all the same, to the same exit code, when each has a plan; a report says why it is over a budget.
+    """
     found = [d for loaded in graphs for d in loaded.diagnostics]
     if not found:
         return
-    if as_json:
+    go_on = report and all(loaded.compiles for loaded in graphs)
+    if as_json and not go_on:
         click.echo(json.dumps({"diagnostics": [_as_dict(d) for d in found]}, indent=1))
     else:
         sources = {name: text for loaded in graphs for name, text in loaded.sources.items()}
         click.echo(render(found, sources), err=True)
         click.echo(f"\n{len(found)} finding{'s' if len(found) > 1 else ''}", err=True)
-    raise SystemExit(FINDINGS)
+    if not go_on:
+        raise SystemExit(FINDINGS)
+    click.get_current_context().find_root().obj = FINDINGS
 
 
 def _as_dict(d: Diagnostic) -> Any:
@@ -95,7 +112,7 @@ def check(
     graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], with_state: bool, as_json: bool
 ) -> None:
     """Check every seam of GRAPH before anything runs. Exit code 1 when there are findings."""
-    loaded = _checked(graph, overrides, as_json=as_json, no_pass=no_pass)
+    loaded = _checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=with_state)
     if with_state:
         from flowgraph.report import census as counting
 
@@ -134,7 +151,7 @@ def draw(
     suffix = Path(output).suffix if output else ".mmd"
     if suffix not in formats:
         raise click.UsageError(f"{output} is neither .svg nor .mmd")
-    plan = api.compile(_checked(graph, overrides, no_pass=no_pass), no_pass=no_pass)
+    plan = api.compile(_checked(graph, overrides, no_pass=no_pass, report=True), no_pass=no_pass)
     text = api.draw(plan, formats[suffix], measured=_measured(run_dir, plan))
     if output:
         _write(Path(output), text)
@@ -160,7 +177,8 @@ def audit(
     """Price every seam of GRAPH in bytes a step, largest first."""
     from flowgraph.report import audit as auditing
 
-    plan = api.compile(_checked(graph, overrides, as_json=as_json, no_pass=no_pass), no_pass=no_pass)
+    loaded = _checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
+    plan = api.compile(loaded, no_pass=no_pass)
     result = api.audit(plan, _measured(run_dir, plan))
     click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, _width()))
 
@@ -198,11 +216,11 @@ def explain(
     With FLOWGRAPH_DUMP=DIR in the environment, DIR gets the plan's text after every pass.
     """
     if re.fullmatch(r"[Ff][Gg]\w*", graph):
-        click.echo(_page(graph.upper()), nl=False)
+        _show(_page(graph.upper()))
         return
     if stage and place:
         raise click.UsageError("give --stage or --place")
-    loaded = _checked(graph, overrides, as_json=as_json, no_pass=no_pass)
+    loaded = _checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
     if stage:
         click.echo(_stage(_graph(loaded), stage, no_pass, as_json), nl=as_json)
     elif place:
@@ -234,6 +252,17 @@ def _page(code: str) -> str:
     return page(code)
 
 
+def _show(text: str) -> None:
+    """Markdown: set for reading on a terminal, as it is for anything else."""
+    if not sys.stdout.isatty():
+        click.echo(text, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text, code_theme="ansi_dark"))  # in the colours of the terminal
+
+
 @main.command()
 @click.argument("graphs", nargs=-1, required=True, metavar="BEFORE AFTER")
 @click.option("--rev", metavar="REV", help="Compare one graph with itself at this git revision.")
@@ -253,10 +282,11 @@ def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
     elif rev is not None or len(graphs) != 2:
         raise click.UsageError("give two graphs, or one and --rev")
     before, after = (api.load(name) for name in graphs)
-    _findings(before, after, as_json=as_json)
+    _findings(before, after, as_json=as_json, report=True)
     difference = api.diff(before, after)
     click.echo(as_text(difference) if as_json else f"{graphs[0]} → {graphs[1]}\n\n{difference}", nl=as_json)
-    raise SystemExit(FINDINGS if difference.worse else 0)
+    if difference.worse:
+        raise SystemExit(FINDINGS)
 
 
 @main.command()

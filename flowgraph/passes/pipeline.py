@@ -26,6 +26,11 @@ class Loaded(msgspec.Struct):
     graph: Graph | None
     diagnostics: list[Diagnostic]
 
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a plan all the same: what is over a budget is known only of one, and explained by it."""
+        return self.graph is not None and all(d.code == "FG502" for d in self.diagnostics)
+
 
 def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
     """Read and check a graph. Never raises for what is in the file; OSError and such become a finding."""

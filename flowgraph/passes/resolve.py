@@ -100,9 +100,10 @@ def _read(decl: HopDecl) -> HopSpec | Diagnostic:
 
 def _instead(error: ImportError) -> str:
     """One fix: the module of the same package whose name is nearest, when the module is missing."""
-    package, _, name = (error.name or "").rpartition(".")
+    package = (error.name or "").rpartition(".")[0]
     paths = getattr(sys.modules.get(package), "__path__", None)
-    hint = near(name, [m.name for m in pkgutil.iter_modules(paths)]) if paths else ""
+    known = [f"{package}.{m.name}" for m in pkgutil.iter_modules(paths)] if paths else []
+    hint = near(error.name, known) if error.name else ""
     return f"{hint}give an import path such as hops.reward.score"
 
 

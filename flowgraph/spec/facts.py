@@ -42,11 +42,19 @@ def companions(spec: HopSpec, port: Port, fact: T.LastToken | T.TiledOver | T.Sh
     wanted = f"an integer port of shape {fact.dim}+1"
     bounds = _one(who, "bounds", fact.bounds, fits, wanted)
     if not bounds:
-        raise FactError(f"{who} needs {wanted}, and there is none", f"take or give {wanted}")
+        known = {str(p.shape[0]).removesuffix("+1"): p.name for side in where for p in side if _is_bounds(p)}
+        help = f'take or give one, such as {fact.dim}_offsets: Int64[Array, "{fact.dim}+1"]'
+        if known:
+            help = f"name {' or '.join(known)}, whose bounds are {' or '.join(known.values())}; or {help}"
+        raise FactError(f"{who} needs {wanted}, and there is none", help)
     if isinstance(fact, T.Shared):
         return bounds, ""
     masks = [[p for p in side if p.shape == port.shape[:1] and T.Mask() in p.facts] for side in where]
     return bounds, _one(who, "mask", fact.mask, masks, f"a Mask port of shape {port.shape[0]}")
+
+
+def _is_bounds(port: Port) -> bool:
+    return port.dtype in T.INTEGERS and len(port.shape) == 1 and str(port.shape[0]).endswith("+1")
 
 
 def _one(who: str, what: str, named: str, sides: Sequence[Sequence[Port]], wanted: str) -> str:

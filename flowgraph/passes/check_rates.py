@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowgraph.errors import Diagnostic
+from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.fixed import fixed_value
-from flowgraph.passes.staleness import batch_size, pools_of, room
+from flowgraph.passes.staleness import admitted, batch_size, makers_of, pools_of, room
 from flowgraph.spec.types import ROW_KINDS
 
 
@@ -61,6 +61,20 @@ def check_rows(graph: Graph) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "FG403", binding.decl.place, message, f"move {node.name} behind {binding.producer}"
                 )
+            elif binding.is_column and node.spec.facts.kind == "fold" and not _shows(node, producer):
+                first = next(p for p in node.spec.inputs if p.kind == "rows")
+                what = f"{binding.port.name} is a column of {producer.kind} rows"
+                message = f"{node.name} is shown {first.row_kind} rows by {first.name}, and {what}"
+                help = f"read {binding.port.name} in a hop on {producer.kind} rows, or show {node.name} those first"
+                yield Diagnostic("FG403", binding.decl.place, message, help)
+
+
+def _shows(node: Node, producer: Node) -> bool:
+    """Whether a column is one of the rows that a fold is shown, or of what those are made from one by one."""
+    shown = next((p.row_kind for p in node.spec.inputs if p.kind == "rows"), None)
+    if shown is None or producer.kind is None:
+        return True
+    return producer.kind == shown or (shown == "trajectory" and producer.kind == "group")
 
 
 def _is_later(producer: Node, reader: Node) -> bool:
@@ -87,7 +101,7 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
     capacity will do: the value of every hop on rows, a group that is being sampled, a step that waits to be trained.
     Only a batch waits for many rows, and only the pool before it makes their writer wait for room. A dispatcher
     samples group after group, so the first b rows in the pool and in flight are whole groups: with room for b they
-    all finish, and are a batch. A row that is dropped frees its room.
+    all finish, and are a batch. A row that is dropped frees its room. Likewise a dispatcher admits b.
     """
     for node in graph.nodes.values():
         for pool in pools_of(graph, node) if node.spec.facts.collect else ():
@@ -97,3 +111,12 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
                 place = decl.config.place if decl.config is not None else decl.place
                 message = f"{pool.name} has room for {size} {pool.kind} rows, but {node.name} needs {needed} for a step"
                 yield Diagnostic("FG404", place, message, f"give {pool.name} room for at least {needed}")
+        for maker in makers_of(graph, node) if node.spec.facts.collect else ():
+            size, needed = admitted(graph, maker), batch_size(graph, node)
+            if size is not None and size < needed:
+                message = (
+                    f"{maker.name} admits {size} {maker.kind} rows, but {node.name} needs {needed} for a step"
+                )
+                help = f"let admits= of {maker.spec.use} give at least {needed}"
+                notes = (Note(maker.spec.place, "it says so here"),)
+                yield Diagnostic("FG404", maker.place, message, help, notes)

@@ -28,17 +28,32 @@ def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
                 continue
             what = f"{binding.producer}.{source.name} is {_type(source)}"
             message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
-            help = f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+            help = _readable(graph, node, binding)
             yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
+def _readable(graph: Graph, node: Node, binding: Binding) -> str:
+    """One fix: for a plain value the output that is of the type, where there is just one, or the type that it lacks."""
+    source, port = binding.source, binding.port
+    values = port.kind == "value" and port.dtype
+    fits = [
+        f"{other.name}.{output.name}"
+        for other in graph.nodes.values()
+        for output in other.spec.outputs
+        if values and output.kind == "value" and same_type(output, port) and other is not node
+    ]
+    if len(fits) == 1:
+        return f"read {port.name} from {fits[0]}"
+    if source is not None and values and source.dtype in port.wider:
+        return f"annotate {binding.producer}.{source.name} as {port.dtype}, if that is what it counts"
+    return f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+
+
 def same_type(source: Port, port: Port) -> bool:
-    """Equal kinds and dtypes; a plain value that is sampled must be one that is kept."""
+    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept."""
     if port.kind == "value" and source.kind == "value":
-        any_type = not source.dtype or not port.dtype
-        return (any_type or source.dtype == port.dtype) and not (
-            port.mode == "latest" and source.mode == "event"
-        )
+        fits = not source.dtype or port.dtype in ("", source.dtype, *source.wider)
+        return fits and not (port.mode == "latest" and source.mode == "event")
     return (source.kind, source.dtype) == (port.kind, port.dtype)
 
 

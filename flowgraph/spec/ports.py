@@ -19,16 +19,15 @@ class Port(msgspec.Struct, frozen=True):
     """One named, typed input or output.
 
     dtype: an array's; for a plain value the name of its type, "" for any
-    wider: for a plain value of a NewType, what it is made of: a Version is an int too
     shape: dims of one value; () is a scalar. Text and Json have at most one dim, Tensors and Scalars none.
     row_kind: for rows, which kind
     columns: for an output of rows, what each new row carries
+    wider: for a plain value of a NewType, what it is made of: a Version is an int too
     """
 
     name: str
     kind: PortKind
     dtype: str = ""
-    wider: tuple[str, ...] = ()
     shape: tuple[Expr, ...] = ()
     mean: int = 0
     max: int = 0
@@ -38,6 +37,7 @@ class Port(msgspec.Struct, frozen=True):
     row_kind: T.RowKind | None = None
     columns: tuple[Port, ...] = ()
     optional: bool = False
+    wider: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join(str(d) for d in self.shape)

@@ -199,8 +199,8 @@ class Observed:
         pass
 
 
-def one_step(graph: Graph, paths: Mapping[str, str]) -> Ring:
-    """Run a graph of one step on `inproc` with generated data. paths: model → directory, of the tokenizers."""
+def run_generated(graph: Graph, paths: Mapping[str, str]) -> Ring:
+    """Run a graph on `inproc` with generated data. paths: model → directory, of the tokenizers."""
     plan = small(graph)
     with generating(), arenas(plan) as fds:
         executor = InProcess()

@@ -10,7 +10,7 @@ from flowgraph.errors import HopError
 from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.runtime.run import ExecutorName
-from tests.runtime.generated import one_step
+from tests.runtime.generated import run_generated
 from tests.runtime.harness import metrics, only_run, run_toy, steps, summary
 
 QUICKSTART = str(Path(__file__).parents[2] / "graphs/quickstart.yaml")
@@ -88,7 +88,7 @@ def test_on_generated_data_of_the_library_the_run_goes_on(smollm2: str) -> None:
     )
     assert loaded.diagnostics == []
     assert loaded.graph is not None
-    ring = one_step(loaded.graph, {"smollm2-135m": smollm2})
+    ring = run_generated(loaded.graph, {"smollm2-135m": smollm2})
     counts = ring.ledger.counts
     assert ring.steps_done == 4
     assert counts.consumed == 4 * 8 * 2

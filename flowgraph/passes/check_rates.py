@@ -101,7 +101,7 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
     capacity will do: the value of every hop on rows, a group that is being sampled, a step that waits to be trained.
     Only a batch waits for many rows, and only the pool before it makes their writer wait for room. A dispatcher
     samples group after group, so the first b rows in the pool and in flight are whole groups: with room for b they
-    all finish, and are a batch. A row that is dropped frees its room. Likewise a dispatcher admits b.
+    all finish, and are a batch. A row that is dropped frees its room.
     """
     for node in graph.nodes.values():
         for pool in pools_of(graph, node) if node.spec.facts.collect else ():
@@ -111,12 +111,15 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
                 place = decl.config.place if decl.config is not None else decl.place
                 message = f"{pool.name} has room for {size} {pool.kind} rows, but {node.name} needs {needed} for a step"
                 yield Diagnostic("FG404", place, message, f"give {pool.name} room for at least {needed}")
+
+
+def check_admits(graph: Graph) -> Iterator[Diagnostic]:
+    """FG404: a dispatcher admits a whole batch; else the rows that are out wait for others, which wait for them."""
+    for node in graph.nodes.values():
         for maker in makers_of(graph, node) if node.spec.facts.collect else ():
-            size, needed = admitted(graph, maker), batch_size(graph, node)
+            size, needed, rows = admitted(graph, maker), batch_size(graph, node), f"{maker.kind} rows"
             if size is not None and size < needed:
-                message = (
-                    f"{maker.name} admits {size} {maker.kind} rows, but {node.name} needs {needed} for a step"
-                )
+                message = f"{maker.name} admits {size} {rows}, but {node.name} needs {needed} for a step"
                 help = f"let admits= of {maker.spec.use} give at least {needed}"
                 notes = (Note(maker.spec.place, "it says so here"),)
                 yield Diagnostic("FG404", maker.place, message, help, notes)

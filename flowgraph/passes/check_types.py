@@ -28,25 +28,25 @@ def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
                 continue
             what = f"{binding.producer}.{source.name} is {_type(source)}"
             message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
-            help = _readable(graph, node, binding)
+            help = f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+            help = _counted(graph, node, binding) or help
             yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
-def _readable(graph: Graph, node: Node, binding: Binding) -> str:
-    """One fix: for a plain value the output that is of the type, where there is just one, or the type that it lacks."""
+def _counted(graph: Graph, node: Node, binding: Binding) -> str | None:
+    """One fix for a plain value: the only output of the type that is asked for, or the type that the writer lacks."""
     source, port = binding.source, binding.port
-    values = port.kind == "value" and port.dtype
+    if source is None or source.kind != "value" or not port.dtype:
+        return None
+    outputs = [(other, output) for other in graph.nodes.values() for output in other.spec.outputs]
     fits = [
-        f"{other.name}.{output.name}"
-        for other in graph.nodes.values()
-        for output in other.spec.outputs
-        if values and output.kind == "value" and same_type(output, port) and other is not node
+        f"{n.name}.{p.name}" for n, p in outputs if n is not node and p.kind == "value" and same_type(p, port)
     ]
     if len(fits) == 1:
         return f"read {port.name} from {fits[0]}"
-    if source is not None and values and source.dtype in port.wider:
+    if source.dtype in port.wider:
         return f"annotate {binding.producer}.{source.name} as {port.dtype}, if that is what it counts"
-    return f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+    return None
 
 
 def same_type(source: Port, port: Port) -> bool:

@@ -1,4 +1,4 @@
-"""FG406: a fold that keeps count of rows is told of them neither before nor after what it counts has happened."""
+"""FG406: a fold that keeps count of rows is told of each, and not before or after what it counts has happened."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _skipped(graph: Graph, node: Node, fires: dict[str, int]) -> Iterator[Diagno
 def _finished(graph: Graph, node: Node) -> Iterator[Diagnostic]:
     """A row that a dispatcher makes is in flight until the pool has it: both learn of it behind the same hop.
 
-    Else what is between the two is counted twice or not at all, and more is sent than the pool has room for. An event
-    from further behind is as good: a queue gets a row when every hop on it is done.
+    Else what is between the two is at neither, and more is sent than the pool has room for. An event from further
+    behind is as good: a queue gets a row when every hop on it is done.
     """
     expand = node.spec.facts.expand
     told = _events(node, expand[1]) if expand else []

@@ -23,6 +23,7 @@ from flowgraph.spec.types import (
     LastToken,
     Latest,
     Mask,
+    Room,
     Row,
     Rows,
     Run,
@@ -32,6 +33,7 @@ from flowgraph.spec.types import (
     Tensors,
     Text,
     TiledOver,
+    Version,
 )
 
 # Name → the module that has it.
@@ -106,6 +108,7 @@ __all__ = [
     "ModelError",
     "Outcome",
     "Plan",
+    "Room",
     "Row",
     "Rows",
     "Run",
@@ -120,6 +123,7 @@ __all__ = [
     "TokenLoss",
     "Tokenizer",
     "TrainRows",
+    "Version",
     "audit",
     "compile",
     "diff",

@@ -13,9 +13,13 @@ from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
 
 
 class Counter(msgspec.Struct):
-    """dead: uid of a dropped group → how many of its members are yet to come."""
+    """dead: uid of a dropped group → how many of its members are yet to come
+
+    equal: groups dropped for equal scores since the last batch
+    """
 
     batch_id: int = 0
+    equal: int = 0
     dead: dict[int, int] = {}
 
 
@@ -32,7 +36,12 @@ class Chosen(NamedTuple):
     dropped: Annotated[list[Dropped], Event()]
 
 
-@fold(lifetime="step", collect=("trajectory", "step"), needs={"drop_equal": "score"})
+def _validate(*, drop_equal: bool = False, patience: int = 20) -> None:
+    if patience < 1:
+        raise ValueError(f"patience must be at least 1, not {patience}")
+
+
+@fold(lifetime="step", collect=("trajectory", "step"), needs={"drop_equal": "score"}, validate=_validate)
 def oldest_first(
     state: Counter,
     ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
@@ -42,6 +51,7 @@ def oldest_first(
     samples: Annotated[int, Dim("sample")],
     max_lag: Annotated[int, Seam("version", "max_lag")],
     drop_equal: bool = False,
+    patience: int = 20,
 ) -> Chosen:
     """Take `groups` whole groups, oldest first, as soon as they are there.
 
@@ -53,6 +63,8 @@ def oldest_first(
     drop_equal: whole groups of which all scores are equal are dropped too (reason "equal scores"): relative to each
     other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's dynamic
     sampling, arXiv 2503.14476). It wants the reward before the buffer: score, by row key, of every ready row.
+    patience: batches' worth of groups that may be dropped so before a batch is made; after that it raises ValueError,
+    because a task that the model always or never solves would be sampled for ever.
     """
     members: dict[int, list[Row]] = {}
     for row in ready:
@@ -77,6 +89,12 @@ def oldest_first(
         equal = [rows for rows in whole if _equal(np.concatenate([scores[row.key] for row in rows]))]
         dropped += [Dropped(row, "equal scores") for rows in equal for row in rows]
         whole = [rows for rows in whole if rows not in equal]
+        state.equal += len(equal)
+        if state.equal >= patience * groups and len(whole) < groups:
+            what = f"{state.equal} groups in a row have equal scores, so there is nothing to learn from them"
+            raise ValueError(
+                f"{what}; choose another task or reward, raise patience, or set drop_equal: false"
+            )
     whole.sort(key=lambda rows: (min(row.tag for row in rows), max(arrival[row.key] for row in rows)))
     if len(whole) < groups:
         return Chosen([], dropped)
@@ -87,6 +105,7 @@ def oldest_first(
         lag=np.array([lag[row.key] for row in rows], np.int32),
     )
     state.batch_id += 1
+    state.equal = 0
     return Chosen([step], dropped)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from flowgraph import Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
+from flowgraph import Dim, Dropped, Event, Latest, Room, Row, Rows, Seam, fold
 
 
 class Ready(msgspec.Struct):
@@ -17,7 +17,7 @@ class Ready(msgspec.Struct):
 
 class Buffered(NamedTuple):
     ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]
-    free: Annotated[int, Latest()]
+    free: Annotated[Room, Latest()]
 
 
 def _capacity(capacity: int | None, groups: int, samples: int, max_lag: int) -> int:
@@ -60,4 +60,5 @@ def ready(
         gone.add(dropped.row.key)
     if gone:
         state.rows = [row for row in state.rows if row.key not in gone]
-    return Buffered(tuple(state.rows), _capacity(capacity, groups, samples, max_lag) - len(state.rows))
+    free = _capacity(capacity, groups, samples, max_lag) - len(state.rows)
+    return Buffered(tuple(state.rows), Room(free))

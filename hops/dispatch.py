@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
-from flowgraph import Array, Below, Dim, Dropped, Event, Latest, Row, Rows, Run, Seam, fold
+from flowgraph import Array, Below, Dim, Dropped, Event, Latest, Room, Row, Rows, Run, Seam, Version, fold
 
 
 class InFlight(msgspec.Struct):
@@ -74,8 +74,8 @@ def watermark(
     state: InFlight,
     group: Annotated[Row | None, Rows("group")],
     finished: Annotated[Row | None, Rows("trajectory"), Event()],
-    version: Annotated[int, Latest()],
-    free: Annotated[int, Latest()],
+    version: Annotated[Version, Latest()],
+    free: Annotated[Room, Latest()],
     dropped: Annotated[Dropped | None, Event()] = None,
     *,
     groups: Annotated[int, Dim("group")],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from flowgraph import Dim, Engine, Event, RunError, Sampling, Scalars, Tokenizer, effect
+from flowgraph import Dim, Engine, Event, RunError, Sampling, Scalars, Tokenizer, Version, effect
 from hops.rows.example import Example, prompt_ids
 from hops.scoring import Sample, score_async
 from hops.signature import check_function
@@ -50,7 +50,7 @@ def _check(
 
 @effect(uses=Engine, owner="rollout", validate=_check)
 async def held_out(
-    version: Annotated[int, Event()],
+    version: Annotated[Version, Event()],
     *,
     engine: Engine,
     tokenizer: Tokenizer,

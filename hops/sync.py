@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from jaxtyping import Int64
 
-from flowgraph import Array, Engine, Latest, Tensors, effect
+from flowgraph import Array, Engine, Latest, Tensors, Version, effect
 
 
 @effect(uses=Engine, owner="rollout", lifetime="version")
@@ -15,12 +15,12 @@ async def publish(
     batch_id: Int64[Array, ""],
     *,
     engine: Engine,
-) -> Annotated[int, Latest(initial=0)]:
+) -> Annotated[Version, Latest(initial=0)]:
     """pause → update_weights → resume. Gives the version: the number of batches accounted for in the weights.
 
     Repeatable from the start. When the update raises, the engine stays paused: it serves nothing of doubtful weights.
     """
-    version = int(batch_id) + 1
+    version = Version(int(batch_id) + 1)
     await engine.pause()
     engine.update_weights(weights, version)
     await engine.resume()

@@ -8,8 +8,10 @@ from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.check_balance import check_balance
 from flowgraph.passes.check_budgets import check_budgets
+from flowgraph.passes.check_events import check_events
 from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
 from flowgraph.passes.check_rates import (
+    check_admits,
     check_capacity,
     check_lag,
     check_rows,
@@ -36,7 +38,9 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_rows,
     check_steps,
     check_capacity,
+    check_admits,
     check_balance,
+    check_events,
     check_budgets,
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
-from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.passes.order import every
+from flowgraph.ir.graph import Graph
+from flowgraph.passes.order import every, thinned
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.passes.staleness import batch_size, makers_of
 
@@ -51,18 +51,9 @@ def _skipped(graph: Graph) -> Iterator[Diagnostic]:
         said.add((node.name, writer.name))
         gathers = f"{node.name} gathers {binding.port.name} from every {writer.kind}"
         message = f"{gathers}, but {writer.name} fires on one of {k}"
-        cause = _thinned(graph, writer)
+        cause = thinned(graph, writer)
         notes = (Note(cause.decl.place, f"{writer.name} skips the others from here on"),) if cause else ()
         yield Diagnostic("FG406", binding.decl.place, message, f"remove every: {k}", notes)
-
-
-def _thinned(graph: Graph, node: Node) -> Binding | None:
-    """The input that makes a hop skip rows: its own, or that of a hop before it."""
-    for at in (node, *graph.upstream(node)):
-        for binding in at.bindings:
-            if binding.decl.every > 1 and binding.port.mode == "queue":
-                return binding
-    return None
 
 
 def _too_much(graph: Graph) -> Iterator[Diagnostic]:

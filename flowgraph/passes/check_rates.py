@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowgraph.errors import Diagnostic
+from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.fixed import fixed_value
-from flowgraph.passes.staleness import batch_size, deciding, pools_of, room
+from flowgraph.passes.staleness import admitted, batch_size, deciding, makers_of, pools_of, room
 from flowgraph.spec.types import ROW_KINDS
 
 
@@ -63,6 +63,20 @@ def check_rows(graph: Graph) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "FG403", binding.decl.place, message, f"move {node.name} behind {binding.producer}"
                 )
+            elif binding.is_column and node.spec.facts.kind == "fold" and not _shows(node, producer):
+                first = next(p for p in node.spec.inputs if p.kind == "rows")
+                what = f"{binding.port.name} is a column of {producer.kind} rows"
+                message = f"{node.name} is shown {first.row_kind} rows by {first.name}, and {what}"
+                help = f"read {binding.port.name} in a hop on {producer.kind} rows, or show {node.name} those first"
+                yield Diagnostic("FG403", binding.decl.place, message, help)
+
+
+def _shows(node: Node, producer: Node) -> bool:
+    """Whether a column is one of the rows that a fold is shown, or of what those are made from one by one."""
+    shown = next((p.row_kind for p in node.spec.inputs if p.kind == "rows"), None)
+    if shown is None or producer.kind is None:
+        return True
+    return producer.kind == shown or (shown == "trajectory" and producer.kind == "group")
 
 
 def _is_later(producer: Node, reader: Node) -> bool:
@@ -110,3 +124,15 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
                 more = f"set {option} for" if option else f"give {pool.name} room for"
                 help = f"{more} at least {needed} rows, or lower dims.group"
                 yield Diagnostic("FG404", graph.option_place(pool, option), message, help)
+
+
+def check_admits(graph: Graph) -> Iterator[Diagnostic]:
+    """FG404: a dispatcher admits a whole batch; else the rows that are out wait for others, which wait for them."""
+    for node in graph.nodes.values():
+        for maker in makers_of(graph, node) if node.spec.facts.collect else ():
+            size, needed, rows = admitted(graph, maker), batch_size(graph, node), f"{maker.kind} rows"
+            if size is not None and size < needed:
+                message = f"{maker.name} admits {size} {rows}, but {node.name} needs {needed} for a step"
+                help = f"let admits= of {maker.spec.use} give at least {needed}"
+                notes = (Note(maker.spec.place, "it says so here"),)
+                yield Diagnostic("FG404", maker.place, message, help, notes)

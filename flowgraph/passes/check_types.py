@@ -28,16 +28,31 @@ def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
             message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
             read = _fitting(graph, node, binding) or "another output"
             help = f"read {read}, or change the annotation of {port.name} in {node.spec.place.file}"
+            help = _counted(graph, node, binding) or help
             yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
+def _counted(graph: Graph, node: Node, binding: Binding) -> str | None:
+    """One fix for a plain value: the only output of the type that is asked for, or the type that the writer lacks."""
+    source, port = binding.source, binding.port
+    if source is None or source.kind != "value" or not port.dtype:
+        return None
+    outputs = [(other, output) for other in graph.nodes.values() for output in other.spec.outputs]
+    fits = [
+        f"{n.name}.{p.name}" for n, p in outputs if n is not node and p.kind == "value" and same_type(p, port)
+    ]
+    if len(fits) == 1:
+        return f"read {port.name} from {fits[0]}"
+    if source.dtype in port.wider:
+        return f"annotate {binding.producer}.{source.name} as {port.dtype}, if that is what it counts"
+    return None
+
+
 def same_type(source: Port, port: Port) -> bool:
-    """Equal kinds and dtypes; a plain value that is sampled must be one that is kept."""
+    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept."""
     if port.kind == "value" and source.kind == "value":
-        any_type = not source.dtype or not port.dtype
-        return (any_type or source.dtype == port.dtype) and not (
-            port.mode == "latest" and source.mode == "event"
-        )
+        fits = not source.dtype or port.dtype in ("", source.dtype, *source.wider)
+        return fits and not (port.mode == "latest" and source.mode == "event")
     return (source.kind, source.dtype) == (port.kind, port.dtype)
 
 

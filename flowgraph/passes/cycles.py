@@ -52,6 +52,10 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
                 message = f"{what}, and only a value that is sampled can be delayed"
                 help = "remove delay:, or delay the version that the cycle leads back"
                 yield Diagnostic("FG401", binding.decl.place, message, help)
+            elif _is_own(graph, binding, node.name):
+                message = f"{node.name} reads {binding.port.name} from itself"
+                help = f"read {binding.port.name} from another hop; what {node.name} gave, its state can hold"
+                yield Diagnostic("FG401", binding.decl.place, message, help)
     for cycle in cycles:
         first = min(cycle.back, key=lambda b: b.decl.place)
         if not any(b.decl.delay for b in cycle.back):
@@ -63,6 +67,12 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
             if first.flows and reader.spec.facts.collect and first.port.kind != "rows":
                 help = move(graph, graph.nodes[first.via], reader)
             yield Diagnostic("FG401", first.decl.place, message, help)
+
+
+def _is_own(graph: Graph, binding: Binding, reader: str) -> bool:
+    """What a hop gives and would fire on at once, for ever: its own events, and a fold's own values."""
+    fires = binding.port.mode == "event" or graph.nodes[reader].spec.facts.kind == "fold"
+    return binding.via == reader and fires and not binding.flows
 
 
 def _ledger(graph: Graph, binding: Binding) -> bool:

@@ -32,5 +32,8 @@ def move(graph: Graph, writer: Node, batch: Node) -> str:
     late = [b.via == batch.name or batch in graph.upstream(graph.nodes[b.via]) for b in writer.bindings]
     pairs = zip(writer.bindings, late, strict=True)
     reads = ", ".join(f"{b.port.name}: {via if moved else b.decl.ref}" for b, moved in pairs)
-    wires = f"{writer.name} in: {{{reads}}}, {waits.name} in: {{{port}: {writer.name}}}"
+    told = [(n, b) for n in graph.nodes.values() if n.spec.facts.expand for b in n.bindings if b.via == via]
+    events = [(n, b.port.name) for n, b in told if b.port.mode == "event"]
+    moved = [f"{n.name} in: {{{name}: {writer.name}}}" for n, name in [(waits, port), *events]]
+    wires = ", ".join([f"{writer.name} in: {{{reads}}}", *moved])
     return f"move {writer.name} before {waits.name}: {wires}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
 
-from flowgraph.ir.graph import Graph, Node
+from flowgraph.ir.graph import Binding, Graph, Node
 
 
 def makes_rows(node: Node) -> bool:
@@ -54,3 +54,13 @@ def every(graph: Graph) -> dict[str, int]:
             fires = 1 if node.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
             known[waiting.pop()] = fires
     return known
+
+
+def thinned(graph: Graph, node: Node) -> Binding | None:
+    """The input that makes a hop skip rows: its own, or that of a hop before it."""
+    for at in (node, *graph.upstream(node)):
+        for binding in at.bindings:
+            skips = binding.decl.every > 1 and binding.port.mode == "queue"
+            if skips and at.kind == node.kind:
+                return binding
+    return None

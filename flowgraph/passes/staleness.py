@@ -21,6 +21,7 @@ import msgspec
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.fixed import ask
+from flowgraph.passes.order import every, thinned
 from flowgraph.passes.sizes import rows_per_step
 
 
@@ -79,20 +80,19 @@ def _bound(graph: Graph, batch: Node, q: int | None = None) -> Staleness | None:
     if lag is None or len(makers) != 1 or graph.doubtful(batch):
         return None
     (maker,) = makers
-    facts = maker.spec.facts
     pools = pools_of(graph, batch)
     rooms = [room(graph, pool) for pool in pools]
     flight = _held(graph, maker, maker.config)
-    admitted = ask(graph, maker, facts.admits, config=maker.config)
+    out = admitted(graph, maker)
     # A dispatcher that looks at the room of a pool counts what is in flight against it.
     looks = any(b.port.kind == "value" and b.producer == pool.name for b in maker.bindings for pool in pools)
     parts = rooms if looks else [*rooms, flight]
-    n = sum(p for p in parts if p is not None) if pools and None not in parts else admitted
+    n = sum(p for p in parts if p is not None) if pools and None not in parts else out
     if n is None:
         return None
     depth = queue_depth(graph, batch) if q is None else q
     b = batch_size(graph, batch)
-    return Staleness(batch.name, n, b, depth, int(lag > 0), _between(graph) - 1, admitted)
+    return Staleness(batch.name, n, b, depth, int(lag > 0), _between(graph) - 1, out)
 
 
 def makers_of(graph: Graph, batch: Node) -> list[Node]:
@@ -104,6 +104,11 @@ def pools_of(graph: Graph, batch: Node) -> list[Node]:
     """The folds that keep rows until a batch takes them."""
     before = [n for n in graph.upstream(batch) if n.kind == _taken(batch)]
     return [n for n in before if n.spec.facts.room and not n.spec.facts.expand]
+
+
+def admitted(graph: Graph, maker: Node) -> int | None:
+    """The rows of a dispatcher that may be out in all; None when it declares no such gate."""
+    return ask(graph, maker, maker.spec.facts.admits, config=maker.config)
 
 
 def batch_size(graph: Graph, batch: Node) -> int:
@@ -121,9 +126,15 @@ def room(graph: Graph, node: Node) -> int | None:
 
 
 def _between(graph: Graph) -> int:
-    """Batches from one version to the next."""
-    publish = [n for n in graph.nodes.values() if any(p.initial is not None for p in n.spec.outputs)]
-    return max((b.decl.every for n in publish for b in n.bindings if b.port.mode == "queue"), default=1)
+    """Batches from one version to the next: what sync skips, and what a hop before it does."""
+    if graph.broken:
+        return 1
+    fires = every(graph)
+    return max((fires[node.name] for node in _publishers(graph)), default=1)
+
+
+def _publishers(graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes.values() if any(p.initial is not None for p in n.spec.outputs)]
 
 
 # --- FG402 -----------------------------------------------------------------------------------------------------
@@ -184,17 +195,14 @@ def deciding(graph: Graph, node: Node) -> str:
 
 def _syncs(graph: Graph, lag: int) -> Iterator[Diagnostic]:
     """Every k-th sync can be reached with what `max_lag` admits."""
-    for node in graph.nodes.values():
-        if not any(p.initial is not None for p in node.spec.outputs):
-            continue
-        queues = [b for b in node.bindings if b.port.mode == "queue"]
-        slow = max(queues, key=lambda b: b.decl.every, default=None)
-        if slow is not None and slow.decl.every - 1 > lag:
-            every = slow.decl.every
-            what = f"{node.name} publishes every {every} steps, but max_lag is {lag}"
-            message = f"{what}: step {lag + 1} would wait for ever"
-            help = f"set max_lag: {every - 1}, or every: {lag + 1}"
-            yield Diagnostic("FG402", slow.decl.place, message, help)
+    between = _between(graph)
+    for node in _publishers(graph) if between - 1 > lag else ():
+        slow = thinned(graph, node)
+        assert slow is not None
+        what = f"{node.name} publishes every {between} steps, but max_lag is {lag}"
+        message = f"{what}: step {lag + 1} would wait for ever"
+        help = f"set max_lag: {between - 1}, or every: {lag + 1}"
+        yield Diagnostic("FG402", slow.decl.place, message, help)
 
 
 def _over(graph: Graph, s: Staleness, lag: int) -> Diagnostic:

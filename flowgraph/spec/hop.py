@@ -226,7 +226,9 @@ def read_spec(use: str, function: Any) -> HopSpec:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
-    outputs = _outputs(use, hints.get("return"))
+    outputs = [_as_version(p) if p.initial is not None else p for p in _outputs(use, hints.get("return"))]
+    seams = {param.detail for param in params if param.fact == "max_lag"}
+    inputs = [_as_version(port) if port.name in seams else port for port in inputs]
     if facts.kind == "fold":
         _check_state(use, state)
         _check_decides(use, inputs, outputs)
@@ -260,6 +262,13 @@ def _check_facts(use: str, facts: Facts) -> None:
     for kind in (*(facts.expand or ()), *(facts.collect or ()), *([facts.source] if facts.source else ())):
         if kind not in T.ROW_KINDS:
             raise HopTypeError(f"{use} has no row kind {kind!r}", f"write one of {', '.join(T.ROW_KINDS)}")
+
+
+def _as_version(port: Port) -> Port:
+    """A number that is published from the start, or that a lag is counted from, is a version, whatever it is called."""
+    if (port.kind, port.dtype) != ("value", int.__name__):
+        return port
+    return msgspec.structs.replace(port, dtype=T.Version.__name__, wider=(port.dtype,))
 
 
 def _short(path: str) -> str:

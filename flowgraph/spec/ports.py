@@ -22,6 +22,7 @@ class Port(msgspec.Struct, frozen=True):
     shape: dims of one value; () is a scalar. Text and Json have at most one dim, Tensors and Scalars none.
     row_kind: for rows, which kind
     columns: for an output of rows, what each new row carries
+    wider: for a plain value of a NewType, what it is made of: a Version is an int too
     """
 
     name: str
@@ -36,6 +37,7 @@ class Port(msgspec.Struct, frozen=True):
     row_kind: T.RowKind | None = None
     columns: tuple[Port, ...] = ()
     optional: bool = False
+    wider: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join(str(d) for d in self.shape)
@@ -99,7 +101,8 @@ def read_port(use: str, name: str, hint: Any, *, output: bool = False) -> Port:
     if hasattr(base, "dim_str") and hasattr(base, "dtypes"):
         return Port(kind="array", dtype=_exact_dtype(who, base), shape=_shape(who, base.dim_str), **common)
     if mode != "queue":
-        return Port(kind="value", dtype=_value_type(base), **common)
+        dtype, *wider = _value_type(base)
+        return Port(kind="value", dtype=dtype, wider=tuple(wider), **common)
     raise HopTypeError(
         f"{who} has a type that is no port: {getattr(base, '__name__', base)}",
         'write an array such as Float32[Array, "token"], or Annotated[…, Text() | Json() | Tensors() | Rows(…)]',
@@ -134,11 +137,15 @@ def _instance(who: str, marker: Any) -> Any:
         ) from None
 
 
-def _value_type(base: Any) -> str:
-    """The name of a plain value's type, or of what it is a list of; "" for anything."""
+def _value_type(base: Any) -> list[str]:
+    """The name of a plain value's type, or of what it is a list of; behind it, of what a NewType is made of.
+
+    "" is anything.
+    """
     if typing.get_origin(base) in (list, tuple, collections.abc.Sequence):
         base = typing.get_args(base)[0]
-    return "" if base is Any else getattr(base, "__name__", str(base))
+    name = "" if base is Any else getattr(base, "__name__", str(base))
+    return [name, *_value_type(base.__supertype__)] if isinstance(base, typing.NewType) else [name]
 
 
 def _exact_dtype(who: str, base: Any) -> str:

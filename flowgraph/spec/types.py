@@ -7,7 +7,7 @@ with one of the markers below. A port without a marker that is no array is refus
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NewType, get_args
 
 import msgspec
 import numpy as np
@@ -31,6 +31,10 @@ Lifetime = Literal["firing", "trajectory", "group", "consumed", "step", "version
 LIFETIMES: tuple[Lifetime, ...] = get_args(Lifetime)
 
 ReadMode = Literal["queue", "latest", "event"]
+
+# What a number counts. A reader that asks for one gets no other number; where a plain int will do, each is one.
+Version = NewType("Version", int)  # batches accounted for in the published weights
+Room = NewType("Room", int)  # rows that a pool has room for, those on their way to it included
 
 # How the bytes of a seam cross; rows and values cross as control messages.
 Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]

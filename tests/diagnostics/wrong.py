@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from jaxtyping import Bool, Float32, Int64, UInt64
 
-from flowgraph import Array, Below, Derivable, Latest, Mask, Row, Rows, Seam, TiledOver, fold, hop
+from flowgraph import Array, Below, Derivable, Event, Latest, Mask, Row, Rows, Seam, TiledOver, fold, hop
 from tests.diagnostics.small import State, Trajectories
 
 SEEN = 0
@@ -109,6 +109,28 @@ def split_while_free(
     *,
     max_lag: Annotated[int, Seam("version", "max_lag")],
 ) -> Trajectories:
+    raise NotImplementedError
+
+
+def admits_one(**_: object) -> int:
+    return 1
+
+
+@fold(lifetime="consumed", expand=("group", "trajectory"), admits=admits_one)
+def one_at_a_time(
+    state: State,
+    group: Annotated[Row | None, Rows("group")],
+    version: Annotated[int, Latest()],
+    *,
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+) -> Trajectories:
+    raise NotImplementedError
+
+
+@fold(lifetime="consumed")
+def told_of_steps(
+    state: State, step: Annotated[Row | None, Rows("step"), Event()], key: UInt64[Array, ""]
+) -> None:
     raise NotImplementedError
 
 

@@ -69,6 +69,13 @@ COLUMNS = [
     *("uid", "sample", "trajectory", "key", "batch_id", "lag", "prompt", "ground_truth", "out", "weights"),
 ]
 
+FOLDS = {
+    "dataset": ["group"],
+    "dispatch": ["request", "in_flight"],
+    "buffer": ["ready", "free"],
+    "batch": ["leaves", "dropped"],
+}
+
 Tree = Any
 Path = tuple[Any, ...]
 
@@ -147,6 +154,24 @@ def miswire(text: str, rng: random.Random) -> str:
         inputs[port] = rng.choice([other, other, column, {"from": other, "delay": 1, "every": 3}])
 
     return changed(text, edit)
+
+
+def miswires(text: str) -> Iterator[tuple[str, str]]:
+    """(what was done, the file) for every input from every hop, every output of a fold and many columns.
+
+    Each as a plain reference, delayed, and thinned out; one that leads back stays delayed.
+    """
+    tree = yaml.safe_load(text)
+    outputs = [f"{name}.{port}" for name, ports in FOLDS.items() for port in ports]
+    for name, hop in tree["hops"].items():
+        for port, given in hop.get("in", {}).items():
+            columns = [f"{_hop_of(given)}.{column}" for column in COLUMNS]
+            for ref in (*tree["hops"], *outputs, *columns):
+                more = [{"from": ref, "delay": 1}, {"from": ref, "every": 3}]
+                for form in [{**given, "from": ref}] if isinstance(given, dict) else [ref, *more]:
+                    wired = {**hop, "in": {**hop["in"], port: form}}
+                    hops = {**tree["hops"], name: wired}
+                    yield f"{name}.{port}: {form}", str(yaml.safe_dump({**tree, "hops": hops}))
 
 
 def retype(text: str, rng: random.Random) -> str:

@@ -59,16 +59,16 @@ def variant_of(use: str, rng: random.Random) -> str:
     if not ports:
         return use
     port = rng.choice(ports)
-    how = f"{port.mode} rows" if port.mode != "queue" and port.kind == "rows" else port.mode
+    how = f"{port.mode} rows" if port.kind == "rows" else port.mode
     numbers = [i for i, hint in enumerate(TYPES) if not is_fold or _how(hint) == how]
     return f"{__name__}.{use.replace('.', '__')}__{port.name}__{rng.choice(numbers)}"
 
 
 def _how(hint: Any) -> str:
-    """How a port is read: a queue, or rows or a value that happen or are sampled."""
+    """How a port is read: as rows, columns or a value, that are taken, happen or are sampled."""
     markers = {type(marker).__name__.lower() for marker in getattr(hint, "__metadata__", ())}
     mode = next((mode for mode in ("latest", "event") if mode in markers), "queue")
-    return mode if mode == "queue" or "rows" not in markers else f"{mode} rows"
+    return f"{mode} rows" if "rows" in markers else mode
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from flowgraph.cli import main
 from flowgraph.errors import HopError
 from flowgraph.passes.pipeline import load
 from flowgraph.spec.codes import CODES
-from tests.graphs.mutants import FAMILIES, broken
-from tests.runtime.generated import one_step
+from tests.graphs.mutants import FAMILIES, broken, miswires
+from tests.runtime.generated import run_generated
 
 QUICKSTART = (Path(__file__).parents[2] / "graphs/quickstart.yaml").read_text()
 COUNT = 200
@@ -28,8 +28,8 @@ FINDING = re.compile(
 )
 
 
-def outcome(path: Path, text: str, models: dict[str, str]) -> str:
-    """ "refused" by `flowgraph check`, every finding with its position and code, or "ran" a step on generated data."""
+def outcome(path: Path, text: str, models: dict[str, str], steps: int = 1) -> str:
+    """ "refused" by `flowgraph check`, every finding with position and code, or "ran" its steps on generated data."""
     path.write_text(text)
     checked = CliRunner().invoke(main, ["check", str(path)])
     assert checked.exception is None or isinstance(checked.exception, SystemExit), checked.exception
@@ -40,10 +40,10 @@ def outcome(path: Path, text: str, models: dict[str, str]) -> str:
         assert all(one["code"] in CODES and one["file"] == str(path) for one in findings)
         assert all(int(one["line"]) <= len(text.splitlines()) + 1 for one in findings)
         return "refused"
-    graph = load(str(path), ["run.steps=1", "run.deadline=20"]).graph
+    graph = load(str(path), [f"run.steps={steps}", "run.deadline=20"]).graph
     assert graph is not None
     try:
-        assert one_step(graph, models).steps_done == 1
+        assert run_generated(graph, models).steps_done == steps
     except HopError as error:
         if not TOO_LONG.search(str(error)):
             raise
@@ -70,3 +70,23 @@ def test_a_broken_quickstart_is_refused_or_makes_a_step(
     assert totals["refused"] > 0
     assert totals["ran"] > 0
     assert totals["too long a prompt"] < totals["ran"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_every_miswired_quickstart_is_refused_or_makes_its_steps(
+    max_lag: int, tmp_path: Path, smollm2: str
+) -> None:
+    """In a few steps, since a queue that fills, or a version that never comes, stops no first one."""
+    text = QUICKSTART.replace("max_lag: 0", f"max_lag: {max_lag}")
+    counts: Counter[str] = Counter()
+    failed = []
+    for what, wired in miswires(text):
+        try:
+            counts[outcome(tmp_path / "quickstart.yaml", wired, {"smollm2-135m": smollm2}, steps=4)] += 1
+        except Exception as error:
+            failed.append(f"{what}: {type(error).__name__}: {error}")
+    assert failed == []
+    assert counts["refused"] > 1000
+    assert counts["ran"] > 100

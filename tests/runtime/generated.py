@@ -33,6 +33,7 @@ from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.worker import Worker
 from flowgraph.spec.dims import Expr, parse
+from flowgraph.spec.forms import Range
 from flowgraph.spec.types import dtype_of
 
 # Dims that grow with the rows: their size is data, even where the graph gives them one number.
@@ -169,12 +170,13 @@ def _array(
     if len(dims) == 1 and is_offsets(dims[0]):
         inner = np.sort(rng.integers(0, sizes.get("token", 0) + 1, max(0, shape[0] - 2)))
         return np.array([0, *inner, sizes.get("token", 0)][: shape[0]], dtype)
-    if column.facts and column.facts != ("Mask",):
+    bounds = [promise.below for promise in column.promises if isinstance(promise, Range)]
+    if len(bounds) != len(column.facts) and column.facts != ("Mask",):
         return np.zeros(shape, dtype)  # which keeps every promise
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
     if dtype.kind in "iu":
-        return rng.integers(0, 100, shape).astype(dtype)
+        return rng.integers(0, min([100, *bounds]), shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
 
 
@@ -197,8 +199,8 @@ class Observed:
         pass
 
 
-def one_step(graph: Graph, paths: Mapping[str, str]) -> Ring:
-    """Run a graph of one step on `inproc` with generated data. paths: model → directory, of the tokenizers."""
+def run_generated(graph: Graph, paths: Mapping[str, str]) -> Ring:
+    """Run a graph on `inproc` with generated data. paths: model → directory, of the tokenizers."""
     plan = small(graph)
     with generating(), arenas(plan) as fds:
         executor = InProcess()

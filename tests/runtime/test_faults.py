@@ -29,6 +29,7 @@ COMPARE = (
 BEFORE = (
     "hops.reward.in={tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
     "hops.buffer.in.trajectory=reward",
+    "hops.dispatch.in.finished=reward",
 )
 
 

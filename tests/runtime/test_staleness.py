@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowgraph.passes.pipeline import load
+from flowgraph.passes.staleness import staleness
+from tests.runtime.harness import TOY
 from tests.runtime.simulated import Duration, heavy_tailed, simulate
 
 ROLLOUT = ("rollout",)
@@ -47,8 +50,16 @@ def ring_of(
     queue: int = 0,
     every: int = 1,
     target: int | None = None,
+    skips: str = "sync",
 ) -> list[str]:
-    """Overrides of the toy ring. capacity: of the buffer; queue: of steps; every: of sync; target: in flight."""
+    """Overrides of the toy ring. capacity: of the buffer; queue: of steps; target: in flight.
+
+    every: steps from one version to the next, because sync, or train before it, skips the others
+    """
+    thinned = {
+        "sync": f"hops.sync.in.weights={{from: train, every: {every}}}",
+        "train": f"hops.train.in.tokens={{from: batch, every: {every}}}",
+    }
     return [
         f"dims.group={groups}",
         f"dims.sample={samples}",
@@ -56,15 +67,32 @@ def ring_of(
         f"hops.dispatch.with={{target: {target}}}" if target else "hops.dispatch.with={}",
         f"hops.buffer.with={{capacity: {capacity}}}" if capacity else "hops.buffer.with={}",
         f"hops.batch.capacity={queue}",
-        f"hops.sync.in.weights={{from: train, every: {every}}}",
+        thinned[skips],
         f"run.steps={steps}",
     ]
+
+
+UNGATED_DISPATCH = "hops.dispatch.use=tests.runtime.simulated.drip"
+
+
+def proved(overrides: list[str]) -> int:
+    """The bound that the check finds for the toy ring."""
+    loaded = load(TOY, overrides)
+    assert loaded.graph is not None
+    found = staleness(loaded.graph)
+    assert found is not None
+    return found.bound
 
 
 def drawn(seed: int, straggler: float = 0.0, **scale: float) -> Duration:
     """Durations of every hop, of a scale that each may have of its own."""
     rng = np.random.default_rng(seed)
     return lambda hop: scale.get(hop, 0.1) * heavy_tailed(rng, straggler if hop == "rollout" else 0.0)
+
+
+def admitted(batch: int, max_lag: int, rows: int | None) -> int | None:
+    """A capacity that the check lets through: one that does not alone make rows staler than max_lag."""
+    return None if rows is None else min(rows, (max_lag + 1) * batch)
 
 
 def worst(steps: list[dict[str, int]]) -> int:
@@ -77,6 +105,7 @@ def worst(steps: list[dict[str, int]]) -> int:
     slack=SLACK,
     queue=st.integers(0, 3),
     every=st.integers(1, 3),
+    skips=st.sampled_from(["sync", "train"]),
     target=TARGETS,
     seed=st.integers(0, 2**32),
     rollout=st.sampled_from([0.1, 1.0, 10.0]),
@@ -84,16 +113,17 @@ def worst(steps: list[dict[str, int]]) -> int:
     sync=st.sampled_from([0.1, 1.0, 10.0]),
 )
 def test_in_order_no_row_is_staler_than_the_bound(
-    groups: int, samples: int, slack: int, queue: int, every: int, target: int | None, seed: int,
+    groups: int, samples: int, slack: int, queue: int, every: int, skips: str, target: int | None, seed: int,
     rollout: float, train: float, sync: float,
 ) -> None:  # fmt: skip
     batch = groups * samples
     capacity = batch + slack
     limit = bound(batch, capacity, queue, every)
-    options = {"capacity": capacity, "queue": queue, "target": target, "every": every}
+    options = {"capacity": capacity, "queue": queue, "target": target, "every": every, "skips": skips}
+    overrides = [UNGATED_DISPATCH, *ring_of(groups, samples, max_lag=UNGATED, steps=8, **options)]
+    assert proved(overrides) == limit
     ring, steps = simulate(
-        "hops.dispatch.use=tests.runtime.simulated.drip",
-        *ring_of(groups, samples, max_lag=UNGATED, steps=8, **options),
+        *overrides,
         duration=drawn(seed, rollout=rollout, train=train, sync=sync),
         in_order=ROLLOUT,
     )
@@ -110,16 +140,16 @@ def test_in_order_a_slow_trainer_reaches_the_bound(
     batch = groups * samples
     capacity = batch + slack
     limit = bound(batch, capacity, queue, every)
-    _, steps = simulate(
-        "hops.dispatch.use=tests.runtime.simulated.drip",
-        *ring_of(
-            groups, samples, max_lag=UNGATED, steps=limit + 2 * every, capacity=capacity, queue=queue,
-            target=target, every=every,
-        ),
+    options = {"capacity": capacity, "queue": queue, "target": target, "every": every}
+    steps = limit + 2 * every
+    overrides = [UNGATED_DISPATCH, *ring_of(groups, samples, max_lag=UNGATED, steps=steps, **options)]
+    assert proved(overrides) == limit
+    _, made = simulate(
+        *overrides,
         duration=lambda hop: 1000.0 if hop == "train" else 0.001,
         in_order=ROLLOUT,
-    )  # fmt: skip
-    assert worst(steps) == limit
+    )
+    assert worst(made) == limit
 
 
 def test_queue_depth_amplifies_staleness() -> None:
@@ -127,7 +157,7 @@ def test_queue_depth_amplifies_staleness() -> None:
     reached = []
     for queue in range(4):
         _, steps = simulate(
-            "hops.dispatch.use=tests.runtime.simulated.drip",
+            UNGATED_DISPATCH,
             *ring_of(2, 2, max_lag=UNGATED, steps=8, capacity=8, queue=queue),
             duration=lambda hop: 1000.0 if hop == "train" else 0.001,
             in_order=ROLLOUT,
@@ -143,13 +173,19 @@ def test_in_order_the_gate_of_dispatch_and_the_bound_hold_together(
 ) -> None:
     """With `watermark` a slow trainer's rows are as stale as the lower of both admits, so nothing is ever dropped."""
     batch, queue = groups * samples, min(queue, max_lag)
-    capacity = batch + slack
+    capacity, target = admitted(batch, max_lag, batch + slack), admitted(batch, max_lag, target)
+    assert capacity is not None
+    limit = min(max_lag, bound(batch, capacity, queue))
+    overrides = ring_of(
+        groups, samples, max_lag=max_lag, steps=10, capacity=capacity, queue=queue, target=target
+    )
+    assert proved(overrides) == limit
     ring, steps = simulate(
-        *ring_of(groups, samples, max_lag=max_lag, steps=10, capacity=capacity, queue=queue, target=target),
+        *overrides,
         duration=lambda hop: 1000.0 if hop == "train" else 0.001,
         in_order=ROLLOUT,
     )
-    assert worst(steps) == min(max_lag, bound(batch, capacity, queue))
+    assert worst(steps) == limit
     assert ring.ledger.counts.dropped == {}
 
 
@@ -172,10 +208,10 @@ def test_in_any_order_no_row_is_staler_than_max_lag_and_the_run_goes_on(
 ) -> None:  # fmt: skip
     batch = groups * samples
     options = {
-        "capacity": None if slack is None else batch + slack,
+        "capacity": admitted(batch, max_lag, None if slack is None else batch + slack),
         "queue": min(queue, max_lag),
         "every": min(every, max_lag + 1),
-        "target": target,
+        "target": admitted(batch, max_lag, target),
     }
     ring, steps = simulate(
         *ring_of(groups, samples, max_lag=max_lag, steps=10, **options),

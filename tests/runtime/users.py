@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int32, Int64, UInt64
 
 from flowgraph import Array, Dim, Dropped, Event, Json, Latest, Row, Rows, Scalars, Seam, Text, fold, hop
 from hops.batch import Counter, Step, oldest_first
-from tests.runtime.toy import Sampled, sample
+from tests.runtime.toy import Sampled, Scored, sample
 
 
 @hop(owner="rollout", lifetime="consumed")
@@ -213,3 +213,25 @@ def hangs_up(tokens: Int32[Array, "token"]) -> None:
 @hop(owner="trainer")
 def stops_itself(tokens: Int32[Array, "token"]) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@hop(owner="trainer", lifetime="consumed")
+def graded(tokens: Int32[Array, "token"], uid: Int64[Array, "leaf"]) -> Scored:
+    """Leaves of an even group are all worth 1; those of an odd one are worth what was sampled."""
+    score = np.where(uid % 2 == 0, 1.0, float(tokens.sum())).astype(np.float32)
+    return Scored(score, np.ones(len(score), np.bool_), {"reward": float(score.mean())})
+
+
+@hop(owner="trainer", lifetime="consumed")
+def always_right(tokens: Int32[Array, "token"], uid: Int64[Array, "leaf"]) -> Scored:
+    return Scored(np.ones(len(uid), np.float32), np.ones(len(uid), np.bool_), {})
+
+
+@hop(owner="trainer")
+def count_even(uid: Int64[Array, "leaf"]) -> Summed:
+    return Summed({"even": float((uid % 2 == 0).sum())})
+
+
+def is_odd(completion: str, ground_truth: Any) -> float:
+    """A score that texts made up at random get about as often as not."""
+    return float(len(completion) % 2)

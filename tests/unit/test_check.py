@@ -124,7 +124,11 @@ def test_a_pool_holds_at_least_one_batch(tmp_path: Path, places: int, expected: 
 TOY = (Path(__file__).parents[1] / "runtime/toy.yaml").read_text()
 AFTER = "in: { tokens: batch, leaf_offsets: batch, ground_truth: batch }"
 BEFORE = AFTER.replace("batch", "rollout")
+FINISHED = ("finished: rollout", "finished: reward")
 POLICY = "in: { ready: buffer, score: buffer }, with: { drop_equal: true }"
+
+
+SKIPS = ["FG406 rollout", "FG406 rollout", "FG406 batch", "FG406 batch", "FG406 batch"]
 
 
 def toy(tmp_path: Path, *edits: tuple[str, str]) -> Loaded:
@@ -137,21 +141,20 @@ def toy(tmp_path: Path, *edits: tuple[str, str]) -> Loaded:
 
 
 def test_reward_before_the_buffer_and_after_the_batch_both_compile(tmp_path: Path) -> None:
-    moved = ((AFTER, BEFORE), ("trajectory: rollout", "trajectory: reward"))
+    moved = ((AFTER, BEFORE), ("trajectory: rollout", "trajectory: reward"), FINISHED)
     for edits in ((), ((AFTER, BEFORE),), moved, (*moved, ("in: { ready: buffer }", POLICY))):
         assert toy(tmp_path, *edits).diagnostics == []
 
 
 def test_the_move_that_a_batch_policy_is_told_of_mends_it(tmp_path: Path) -> None:
     (found,) = toy(tmp_path, ("in: { ready: buffer }", POLICY)).diagnostics
-    reward, buffer = (
-        "in: {tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
-        "in: {trajectory: reward}",
-    )
-    assert found.help.endswith(f"move reward before buffer: reward {reward}, buffer {buffer}")
+    reward = "in: {tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}"
+    told = "buffer in: {trajectory: reward}, dispatch in: {finished: reward}"
+    assert found.help.endswith(f"move reward before buffer: reward {reward}, {told}")
     mended = (
         (AFTER, reward),
         ("trajectory: rollout", "trajectory: reward"),
+        FINISHED,
         ("in: { ready: buffer }", POLICY),
     )
     assert toy(tmp_path, *mended).diagnostics == []
@@ -169,7 +172,11 @@ def test_a_column_that_a_later_hop_gives_is_read_there(tmp_path: Path) -> None:
             [(AFTER, BEFORE.replace("tokens: rollout", "tokens: { from: rollout, every: 2 }"))],
             ["FG406 reward"],
         ),
-        ([("lag: batch", "lag: { from: batch, every: 2 }")], []),
+        ([("lag: batch", "lag: { from: batch, every: 2 }")], ["FG402 batch"]),
+        ([("lag: batch", "lag: { from: batch, every: 2 }"), ("max_lag: 0", "max_lag: 1")], []),
+        ([("key: dispatch }", "key: { from: dispatch, every: 2 } }")], SKIPS),
+        ([("trajectory: rollout", "trajectory: reward"), (AFTER, BEFORE)], ["FG406 rollout"]),
+        ([("taken: batch", "taken: train")], ["FG406 train"]),
         ([("free: buffer, dropped: batch", "free: buffer")], ["FG306 dispatch"]),
         ([("free: buffer", "free: { from: buffer, every: 3 }")], ["FG406 buffer"]),
         ([("taken: batch, dropped: batch }", "taken: batch, dropped: batch }, with: { capacity: 6 }")], []),

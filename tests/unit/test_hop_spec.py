@@ -123,7 +123,8 @@ def test_the_first_parameter_of_a_fold_is_its_state_and_rows_have_columns() -> N
         ("done", "step", "event"),
     ]
     assert [(p.name, str(p)) for p in one.columns] == [("key", "i32[]")]
-    assert (one.outputs[1].mode, one.outputs[1].initial, one.outputs[1].dtype) == ("latest", 3, "int")
+    assert (one.outputs[1].mode, one.outputs[1].initial, one.outputs[1].dtype) == ("latest", 3, "Version")
+    assert one.outputs[1].wider == ("int",)
 
 
 def test_an_effect_uses_a_resource() -> None:

@@ -164,7 +164,7 @@ def dims_of(columns: tuple[Column, ...]) -> tuple[str, ...]:
     """What a block must record of its sizes: one entry a dim expression, `#name` for the bytes of what says none."""
     names: dict[str, None] = {}
     for one in columns:
-        if one.kind == "array" and (one.read or one.written):
+        if one.kind == "array":  # whoever reads it: the driver counts rows in leaves and tokens
             names |= dict.fromkeys(one.shape)
         if one.written and one.opaque:
             names[f"#{one.name}"] = None

@@ -158,8 +158,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     @property
     def checked(self) -> tuple[Column, ...]:
-        """Columns that somebody gets, be they written or handed on."""
-        return tuple(c for c in self.columns if c.read or c.written)
+        """Columns whose value is looked at: what somebody gets, be it written or handed on, and every array's size."""
+        return tuple(c for c in self.columns if c.read or c.written or c.kind == "array")
 
     @property
     def takes(self) -> frozenset[str]:

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 def checked(
     hop: Hop, values: Mapping[str, Any], known: Mapping[str, int] | None = None
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Every output that somebody gets, as what would be stored of it, and the sizes that they bind.
+    """Every output that is looked at, as what would be stored of it, and the sizes that they bind.
 
     known: sizes of dims in what the hop read, which its outputs must have too
     Raises PayloadError naming hop, column, what it is and what it should be.
@@ -63,6 +63,7 @@ def write(
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Write every column that has a place into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
+    lease: any, where no column has a place
     inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
     raw, sizes = checked(hop, values, inputs.sizes if inputs else None)

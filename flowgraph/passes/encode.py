@@ -55,7 +55,9 @@ def _derive(graph: Graph) -> Graph:
         fact = next((f for f in port.facts if isinstance(f, Derivable)), None) if port else None
         if fact is None or (writer, column) in kept or not node.wire(column).written:
             continue
-        able = [(r, b) for r, b in readers if _has(r, writer, fact)]
+        able = [(r, b) for r, b in readers if _has(changed.get(r.name, r), writer, fact)]
+        if able:  # what others are made of has to cross
+            kept |= {(writer, source) for source in fact.sources}
         for reader, binding in able:
             reader = changed.get(reader.name, reader)
             bindings = [_derived(b) if b.port == binding.port else b for b in reader.bindings]

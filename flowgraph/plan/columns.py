@@ -108,7 +108,7 @@ def read(graph: Graph, node: Node, binding: Binding) -> Read:
     handed = bool(node.group) and node.group == writer.group
     needs: tuple[Read, ...] = ()
     derive = ""
-    if binding.derived:
+    if binding.derived and not handed:
         fact = next(f for f in binding.source.facts if isinstance(f, Derivable))
         derive = path_of(fact)
         needs = tuple(_of_writer(graph, writer, name) for name in fact.sources)

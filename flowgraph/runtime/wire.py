@@ -141,6 +141,7 @@ def _prefixed(form: Prefix, value: A, env: Mapping[str, Any]) -> A:
     bounds = np.asarray(env[form.bounds])
     shared = np.zeros(max(0, len(bounds) - 1), np.int32)
     rest: list[A] = []
+    value = value.view(f"u{value.dtype.itemsize}")  # bits: 0.0 and -0.0 are equal, and not the same
     before = value[:0]
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         row = value[start:end]

@@ -90,9 +90,14 @@ class Read(msgspec.Struct, frozen=True):
     once: bool = False
     extra_bytes: tuple[float, float] = (0.0, 0.0)
 
+    @property
+    def crosses(self) -> bool:
+        """Whether the column's own bytes are read, out of its writer's block."""
+        return not (self.handed or self.derive)
+
     def producers(self) -> frozenset[str]:
         """Every hop whose blocks it takes."""
-        own = frozenset() if self.handed or self.derive else frozenset([self.producer])
+        own = frozenset([self.producer]) if self.crosses else frozenset()
         return own.union(*(need.producers() for need in self.needs))
 
 

@@ -24,25 +24,38 @@ def priced(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, Hop]:
     """The hops, with what each read takes besides its own column."""
     out = {}
     for name, hop in hops.items():
-        own = {(r.producer, r.column) for r in hop.reads if not (r.handed or r.derive)}
-        reads = tuple(_with_extra(graph, hops, hop, one, own) for one in hop.reads)
+        reads = tuple(
+            _with_extra(graph, hops, hop, one, [t for t in taken if t is not one])
+            for one, taken in zip(hop.reads, takes(hop), strict=True)
+        )
         out[name] = msgspec.structs.replace(hop, reads=reads)
     return out
 
 
-def _with_extra(
-    graph: Graph, hops: Mapping[str, Hop], hop: Hop, one: Read, own: set[tuple[str, str]]
-) -> Read:
-    """A column that the hop reads by a port of its own is not read twice, nor one that an earlier port took."""
+def _with_extra(graph: Graph, hops: Mapping[str, Hop], hop: Hop, one: Read, besides: list[Read]) -> Read:
     mean = bound = 0.0
-    for need in _needs(one):
-        key = need.producer, need.column
-        if key not in own and not need.derive:
-            own.add(key)
-            column = hops[need.producer].column(need.column)
-            rows = _rows(graph, hop, need, hops)
-            mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
+    for need in besides:
+        column = hops[need.producer].column(need.column)
+        rows = _rows(graph, hop, need, hops)
+        mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
     return msgspec.structs.replace(one, extra_bytes=(mean, bound)) if mean or bound else one
+
+
+def takes(hop: Hop) -> list[list[Read]]:
+    """For each read of a hop, in order, the columns whose bytes are its own to count: that which the port is bound to,
+    where it crosses, and what its form takes that no port reads by itself and no earlier one took.
+    """
+    claimed = {(r.producer, r.column) for r in hop.reads if r.crosses}
+    out = []
+    for one in hop.reads:
+        mine = [one] if one.crosses else []
+        for need in _needs(one):
+            key = need.producer, need.column
+            if key not in claimed and need.crosses:
+                claimed.add(key)
+                mine.append(need)
+        out.append(mine)
+    return out
 
 
 def _needs(one: Read) -> Iterator[Read]:
@@ -108,7 +121,7 @@ def _field(
     one = next(r for r in hop.reads if r.port == binding.port.name)
     mean, bound = one.extra_bytes
     through = 0.0
-    if not (one.handed or one.derive):
+    if one.crosses:
         rows = _rows(graph, hop, one, hops)
         mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
         key = producer.name, column.name

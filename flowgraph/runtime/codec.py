@@ -296,7 +296,7 @@ class _Count:
     def __init__(self, reads: Sequence[Read]) -> None:
         self.ports: dict[str, int] = {}
         self.homes: dict[str, int] = {}
-        self.claims = {(r.producer, r.column): r.port for r in reads if not (r.handed or r.derive)}
+        self.claims = {(r.producer, r.column): r.port for r in reads if r.crosses}
         for one in reads:
             self._claim(one, one.port)
 

@@ -214,7 +214,7 @@ class Ring:
             blocks = {p: self.table.blocks(shown[key], p) for p in fold.hop.takes}
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
-                self.meter.lengths(fold.hop.name, producer, read)
+                self.meter.lengths(fold.hop, producer, read)
             self.meter.count(fold.hop, inputs.nbytes, {}, inputs.homes)
             fold.read[key] = inputs.values
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
@@ -323,7 +323,7 @@ class Ring:
         for one in group:
             for producer in sorted(one.takes):
                 blocks.setdefault(producer, self.table.blocks(row, producer))
-                self.meter.lengths(one.name, producer, blocks[producer])
+                self.meter.lengths(one, producer, blocks[producer])
         members = [self.table.of(parent).row for parent in row.parents] if row.kind == "step" else [row]
         leaves = [one.dims.get("leaf", 1) for one in members]
         # Sets of tensors whose every reader skips this row are too large to write for nobody.

@@ -1,8 +1,10 @@
 """flowgraph: a compiler and runtime for the asynchronous reinforcement-learning ring of language models.
 
-These names are the whole public surface: what a hop's signature needs, and the errors. Importing them imports
-no torch.
+These names are the whole public surface: what a hop's signature needs, the errors, and the library, which is imported
+when it is first used: a hop's own import stays light. Importing any of them imports no torch.
 """
+
+from typing import TYPE_CHECKING
 
 from flowgraph.engines.protocol import Engine, Generation, Sampling
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
@@ -32,24 +34,78 @@ from flowgraph.spec.types import (
     TiledOver,
 )
 
+# Name → the module that has it.
+_LIBRARY = {
+    "Audit": "flowgraph.report.audit",
+    "Diagram": "flowgraph.report.draw",
+    "Difference": "flowgraph.report.diff",
+    "Explanation": "flowgraph.report.explain",
+    "Graph": "flowgraph.ir.graph",
+    "Loaded": "flowgraph.passes.pipeline",
+    "Measured": "flowgraph.plan.measured",
+    "Outcome": "flowgraph.runtime.run",
+    "Plan": "flowgraph.plan.plan",
+    "audit": "flowgraph.api",
+    "compile": "flowgraph.api",
+    "diff": "flowgraph.api",
+    "draw": "flowgraph.api",
+    "explain": "flowgraph.api",
+    "load": "flowgraph.api",
+    "run": "flowgraph.api",
+}
+
+if TYPE_CHECKING:
+    from flowgraph.api import audit, compile, diff, draw, explain, load, run
+    from flowgraph.ir.graph import Graph
+    from flowgraph.passes.pipeline import Loaded
+    from flowgraph.plan.measured import Measured
+    from flowgraph.plan.plan import Plan
+    from flowgraph.report.audit import Audit
+    from flowgraph.report.diff import Difference
+    from flowgraph.report.draw import Diagram
+    from flowgraph.report.explain import Explanation
+    from flowgraph.runtime.run import Outcome
+else:
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name not in _LIBRARY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_LIBRARY[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
 __all__ = [
     "Array",
+    "Audit",
     "Below",
     "CheckError",
     "Derivable",
     "Diagnostic",
+    "Diagram",
+    "Difference",
     "Dim",
     "Dropped",
     "Engine",
     "Event",
+    "Explanation",
     "FlowgraphError",
     "Generation",
+    "Graph",
     "Json",
     "LastToken",
     "Latest",
     "Learner",
+    "Loaded",
     "Mask",
+    "Measured",
     "ModelError",
+    "Outcome",
+    "Plan",
     "Row",
     "Rows",
     "Run",
@@ -64,7 +120,14 @@ __all__ = [
     "TokenLoss",
     "Tokenizer",
     "TrainRows",
+    "audit",
+    "compile",
+    "diff",
+    "draw",
     "effect",
+    "explain",
     "fold",
     "hop",
+    "load",
+    "run",
 ]

@@ -10,7 +10,8 @@ FlowgraphError
     ├── DeadlineError   FG904  a wait outlived its deadline
     ├── LedgerError     FG905  trajectories were lost or counted twice
     ├── PromiseBroken   FG906  a hop breaks a promise about the content of a column
-    └── HiddenState     FG907  a hop that declares no state keeps some
+    ├── HiddenState     FG907  a hop that declares no state keeps some
+    └── MemoryShort     FG908  the machine can't hold the arenas
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ class FlowgraphError(Exception):
 
 
 class CheckError(FlowgraphError):
-    """A graph has findings. `diagnostics` holds all of them, in file order."""
+    """A graph has findings. `diagnostics` holds all of them, in file order. shown: its text, else a line each."""
 
-    def __init__(self, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, diagnostics: list[Diagnostic], shown: str = "") -> None:
         self.diagnostics = sorted(diagnostics, key=lambda d: (d.place, d.code, d.message))
-        super().__init__("\n".join(f"{d.place}: error[{d.code}] {d.message}" for d in self.diagnostics))
+        brief = "\n".join(f"{d.place}: error[{d.code}] {d.message}" for d in self.diagnostics)
+        super().__init__(shown or brief)
 
 
 class ModelError(FlowgraphError):
@@ -103,3 +105,7 @@ class PromiseBroken(RunError):
 
 class HiddenState(RunError):
     code = "FG907"
+
+
+class MemoryShort(RunError):
+    code = "FG908"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
 
@@ -31,14 +32,16 @@ class Chosen(NamedTuple):
     dropped: Annotated[list[Dropped], Event()]
 
 
-@fold(lifetime="step", collect=("trajectory", "step"))
+@fold(lifetime="step", collect=("trajectory", "step"), needs={"drop_equal": "score"})
 def oldest_first(
     state: Counter,
     ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    score: Float32[Array, "leaf"] | None = None,
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
     max_lag: Annotated[int, Seam("version", "max_lag")],
+    drop_equal: bool = False,
 ) -> Chosen:
     """Take `groups` whole groups, oldest first, as soon as they are there.
 
@@ -46,6 +49,10 @@ def oldest_first(
     A group with a member beyond `max_lag` is dropped whole (reason "stale"), because a baseline over the rest
     would be biased; members that come later are dropped as they come. Rows are laid out in order of dispatch, so a
     batch does not depend on who finished first.
+
+    drop_equal: whole groups of which all scores are equal are dropped too (reason "equal scores"): relative to each
+    other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's dynamic
+    sampling, arXiv 2503.14476). It wants the reward before the buffer: score, by row key, of every ready row.
     """
     members: dict[int, list[Row]] = {}
     for row in ready:
@@ -65,6 +72,11 @@ def oldest_first(
             del state.dead[uid]
     arrival = {row.key: i for i, row in enumerate(ready)}
     whole = [rows for rows in members.values() if len(rows) == samples]
+    if drop_equal:
+        scores = cast(Mapping[int, Any], score)
+        equal = [rows for rows in whole if _equal(np.concatenate([scores[row.key] for row in rows]))]
+        dropped += [Dropped(row, "equal scores") for rows in equal for row in rows]
+        whole = [rows for rows in whole if rows not in equal]
     whole.sort(key=lambda rows: (min(row.tag for row in rows), max(arrival[row.key] for row in rows)))
     if len(whole) < groups:
         return Chosen([], dropped)
@@ -76,3 +88,8 @@ def oldest_first(
     )
     state.batch_id += 1
     return Chosen([step], dropped)
+
+
+def _equal(score: Float32[Array, "leaf"]) -> bool:
+    """Whether scores differ by rounding at most, as `hops.advantage.grpo` sees it."""
+    return bool(score.max() - score.min() <= 1e-6 * float(np.abs(score).max()))

@@ -48,12 +48,28 @@ def _room(state: InFlight, **_: object) -> int:
     return 0 if state.group is not None else 1
 
 
+def _flight(*, target: int | None, groups: int, samples: int, max_lag: int, **_: object) -> int:
+    return target or (max_lag + 1) * groups * samples
+
+
+def _admits(*, groups: int, samples: int, max_lag: int, **_: object) -> int:
+    """See `watermark`: what is dispatched and not dropped is at most that much ahead of what is trained."""
+    return (max_lag + 1) * groups * samples
+
+
 def _validate(*, target: int | None = None) -> None:
     if target is not None and target < 1:
         raise ValueError(f"target must be at least 1, not {target}")
 
 
-@fold(lifetime="consumed", expand=("group", "trajectory"), room=_room, validate=_validate)
+@fold(
+    lifetime="consumed",
+    expand=("group", "trajectory"),
+    room=_room,
+    flight=_flight,
+    admits=_admits,
+    validate=_validate,
+)
 def watermark(
     state: InFlight,
     group: Annotated[Row | None, Rows("group")],
@@ -85,7 +101,7 @@ def watermark(
         state.dropped += 1
     batch = groups * samples
     admitted = min(version + max_lag + 1, steps) * batch + state.dropped
-    at_once = min(target or (max_lag + 1) * batch, free)
+    at_once = min(_flight(target=target, groups=groups, samples=samples, max_lag=max_lag), free)
     requests = []
     while state.group is not None and state.dispatched < admitted and state.in_flight < at_once:
         uid = state.group.uid

@@ -18,9 +18,7 @@ KEY_LIMIT = 1 << 64
 
 def uniform(key: int, position: int) -> float:
     """The number in [0, 1) with 53 random bits that belongs to a key and a position, both in [0, 2**64)."""
-    digest = blake2b(
-        struct.pack("<QQ", key, position), digest_size=8, person=b"flowgraph.report.draw"
-    ).digest()
+    digest = blake2b(struct.pack("<QQ", key, position), digest_size=8, person=b"flowgraph.draw").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -103,6 +104,8 @@ class Graph(msgspec.Struct):
     """The whole ring, resolved: names are hops, types are known, nothing has run.
 
     broken: hops that resolve has findings about, so that nothing can be concluded from what they seem to lack
+    doubted: those, and every hop that their rows reach
+    max_lag: the largest lag that a back edge tolerates; None without a back edge
     model_dims: sizes that the owners' models have (vocab, layers, …), where `dims:` says nothing of them
     mapped: whether every process maps only the memory that it reads
     """
@@ -111,6 +114,8 @@ class Graph(msgspec.Struct):
     owners: dict[str, Owner]
     nodes: dict[str, Node]
     broken: set[str] = set()
+    doubted: set[str] = set()
+    max_lag: int | None = None
     model_dims: dict[str, Size] = {}
     mapped: bool = False
 
@@ -130,9 +135,13 @@ class Graph(msgspec.Struct):
                 found.setdefault((binding.producer, binding.source.name), []).append((node, binding))
         return found
 
-    def readers(self, producer: str) -> list[tuple[Node, Binding]]:
-        """Every (node, binding) that reads a value which `producer` writes."""
-        return [(n, b) for n in self.nodes.values() for b in n.bindings if b.producer == producer]
+    def read_by(self) -> dict[str, list[tuple[Node, Binding]]]:
+        """Writer → every (node, binding) that reads a value of it. One pass over the graph; keep what it gives."""
+        found: dict[str, list[tuple[Node, Binding]]] = {name: [] for name in self.nodes}
+        for node in self.nodes.values():
+            for binding in node.bindings:
+                found[binding.producer].append((node, binding))
+        return found
 
     def columns(self) -> Iterator[tuple[Node, Binding]]:
         """Every (node, binding) that payload crosses."""
@@ -140,9 +149,9 @@ class Graph(msgspec.Struct):
 
     def upstream(self, node: Node) -> Iterator[Node]:
         """The hops whose rows reach `node`, nearest first; each once, without `node`."""
-        seen, queue = {node.name}, [node]
+        seen, queue = {node.name}, deque([node])
         while queue:
-            at = queue.pop(0)
+            at = queue.popleft()
             for binding in at.bindings:
                 if binding.via in seen or not binding.flows:
                     continue
@@ -152,18 +161,12 @@ class Graph(msgspec.Struct):
 
     def doubtful(self, node: Node) -> bool:
         """Whether the rows of a hop may be other than they seem, because it or a hop before it is broken."""
-        return any(n.name in self.broken for n in (node, *self.upstream(node)))
+        return node.name in self.doubted
 
     def tokenizer_model(self, owner: str) -> str | None:
         """The model whose tokenizer a hop of this owner gets: the owner's, else the first that any owner names."""
         owners = [self.owners[owner], *self.owners.values()] if owner in self.owners else []
         return next((o.model for o in owners if o.model), None)
-
-    @property
-    def max_lag(self) -> int | None:
-        """The largest lag that a back edge tolerates; None without a back edge."""
-        lags = [b.decl.max_lag for n in self.nodes.values() for b in n.bindings if b.decl.max_lag is not None]
-        return max(lags, default=None)
 
 
 def later(a: RowKind | None, b: RowKind | None) -> RowKind | None:

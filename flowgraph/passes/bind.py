@@ -5,8 +5,12 @@ A hop that is named gives its own columns and, by reference, those of every hop 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
+from flowgraph.passes.columns import Columns
+from flowgraph.passes.move import too_late
 from flowgraph.spec.graphfile import NAME, InputDecl
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import guess, near, plural, suggest, surely
@@ -103,48 +107,89 @@ def _works_on_rows(node: Node) -> bool:
 
 def bind_columns(graph: Graph, found: list[Diagnostic]) -> None:
     """Find the writer of every column; a binding without one is reported, and left out unless another was meant."""
+    columns = Columns(graph)
+    for name in list(graph.broken):
+        _doubt(graph, columns, name)
     for node in graph.nodes.values():
         kept = []
         for binding in node.bindings:
             if binding.port.kind not in ("rows", "value"):
-                name = binding.decl.ref.partition(".")[2]
-                known = _columns_of(graph, binding, name)
-                meant: str | None = name or binding.port.name
-                if meant not in known:
+                writer = _writer(graph, columns, binding)
+                if writer is None:
                     if graph.doubtful(graph.nodes[binding.via]):
                         graph.broken.add(node.name)
                         continue
-                    found.append(_no_column(node, binding, known))
-                    meant = surely(name or binding.port.name, known)
-                if meant is None:
-                    continue
-                binding.producer, binding.source = known[meant]
+                    known = _known(graph, binding)
+                    found.append(_no_column(graph, node, binding, known))
+                    meant = surely(_name(binding), known)
+                    if meant is None:
+                        continue
+                    writer = known[meant]
+                binding.producer, binding.source = writer
             kept.append(binding)
         node.bindings = kept
         _mark(graph, node)
+        if node.name in graph.broken:
+            _doubt(graph, columns, node.name)
 
 
-def _columns_of(graph: Graph, binding: Binding, asked: str) -> dict[str, tuple[str, Port]]:
-    """What can be read through the hop that is named: name → (writer, port), its own columns first.
+def _doubt(graph: Graph, columns: Columns, name: str) -> None:
+    """What a broken hop's rows reach is doubtful; each hop becomes so once."""
+    queue = [name] if name in graph.nodes and name not in graph.doubted else []
+    while queue:
+        graph.doubted.update(queue)
+        queue = list(
+            dict.fromkeys(f for at in queue for f in columns.followers[at] if f not in graph.doubted)
+        )
+
+
+def _name(binding: Binding) -> str:
+    return binding.decl.ref.partition(".")[2] or binding.port.name
+
+
+def _writer(graph: Graph, columns: Columns, binding: Binding) -> tuple[str, Port] | None:
+    """The hop and port that an input reads, through the hop that is named; its own columns first.
 
     The value that a hop returns without a name goes by that of the port that reads it, unless a hop before it has
     one of that name and only that one is of the port's type.
     """
     via, port = graph.nodes[binding.via], binding.port
+    own = next((c for c in via.spec.columns if c.name == "out"), None)
+    if own is not None and not binding.decl.ref.partition(".")[2]:
+        fits = (own.kind, own.dtype) == (port.kind, port.dtype)
+        if fits or not (columns.writer(via.name, port.name) or graph.doubtful(via)):
+            return via.name, own
+    return columns.writer(via.name, _name(binding))
+
+
+def _known(graph: Graph, binding: Binding) -> dict[str, tuple[str, Port]]:
+    """All that can be read through the hop that is named: name → (writer, port), its own columns first."""
+    via = graph.nodes[binding.via]
     known: dict[str, tuple[str, Port]] = {}
     for at in (via, *graph.upstream(via)):
         for column in at.spec.columns:
             known.setdefault(column.name, (at.name, column))
-    own = next((c for c in via.spec.columns if c.name == "out"), None)
-    if own is not None and not asked:
-        fits = (own.kind, own.dtype) == (port.kind, port.dtype)
-        if fits or not (port.name in known or graph.doubtful(via)):
-            known[port.name] = (via.name, own)
     return known
 
 
-def _no_column(node: Node, binding: Binding, known: dict[str, tuple[str, Port]]) -> Diagnostic:
-    name = binding.decl.ref.partition(".")[2] or binding.port.name
+def _no_column(graph: Graph, node: Node, binding: Binding, known: dict[str, tuple[str, Port]]) -> Diagnostic:
+    name = _name(binding)
     message = f"nothing at or before hop {binding.via} gives {name!r}, which {node.name} reads"
-    help = f"{near(name, known)}known there: {', '.join(known) or 'nothing'}"
+    later = too_late(graph, node, binding.port.name, name, graph.nodes[binding.via])
+    help = later or f"{near(name, known)}known there: {', '.join(known) or 'nothing'}"
     return Diagnostic("FG109", binding.decl.place, message, help)
+
+
+def check_needs(graph: Graph) -> Iterator[Diagnostic]:
+    """FG110: an option that is on has the optional input that it reads."""
+    for node in graph.nodes.values():
+        decl = graph.file.hops[node.name]
+        for option, port in node.spec.facts.needs:
+            if not node.config.get(option) or port in decl.inputs or "in" in decl.partial:
+                continue
+            given = decl.config.value[option].place if decl.config is not None else decl.place
+            message = f"hop {node.name} lacks its input {port}, which {option} reads"
+            later = too_late(graph, node, port, port, node)
+            before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
+            help = f"add {port}: {before[0] if before else '<hop>'} under in:"
+            yield Diagnostic("FG110", given, message, later or help)

@@ -6,30 +6,38 @@ from collections.abc import Callable, Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
+from flowgraph.passes.check_balance import check_balance
+from flowgraph.passes.check_budgets import check_budgets
 from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
 from flowgraph.passes.check_rates import (
     check_capacity,
     check_lag,
     check_rows,
-    check_staleness,
     check_steps,
 )
-from flowgraph.passes.check_types import check_dims, check_dtypes, check_memory, check_shapes
+from flowgraph.passes.check_state import check_hidden, check_leaks
+from flowgraph.passes.check_types import check_dims, check_dtypes, check_maps, check_memory, check_shapes
+from flowgraph.passes.staleness import check_staleness
 
 CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_dtypes,
     check_shapes,
+    check_maps,
     check_dims,
     check_memory,
     check_owners,
     check_single_writer,
     check_lifetimes,
     check_agreement,
+    check_hidden,
+    check_leaks,
     check_lag,
     check_staleness,
     check_rows,
     check_steps,
     check_capacity,
+    check_balance,
+    check_budgets,
 )
 
 

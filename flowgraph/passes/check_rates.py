@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
-from flowgraph.passes.fixed import fixed, fixed_value
-from flowgraph.passes.sizes import rows_per_step
-from flowgraph.spec.config import build_config
+from flowgraph.passes.fixed import fixed_value
+from flowgraph.passes.staleness import batch_size, pools_of, room
 from flowgraph.spec.types import ROW_KINDS
 
 
@@ -42,35 +41,6 @@ def _lacks_input(graph: Graph) -> bool:
     return any(
         not p.optional and n.binding(p.name) is None for n in graph.nodes.values() for p in n.spec.inputs
     )
-
-
-def check_staleness(graph: Graph) -> Iterator[Diagnostic]:
-    """FG402: the staleness bound ceil(N/B) − 1 + Q + o stays within `max_lag`, and every k-th sync can be reached.
-
-    N is what dispatch may admit, at most (max_lag + 1)·B, so what can break the bound is the train queue's depth Q.
-    """
-    lag = graph.max_lag
-    if lag is None:
-        return
-    for node in graph.nodes.values():
-        queue = node.capacity
-        if node.spec.facts.collect and queue is not None and queue > lag:
-            decl = graph.file.hops[node.name]
-            stale = f"alone makes rows {queue} versions stale; max_lag is {lag}"
-            message = f"a train queue of {queue} behind {node.name} {stale}"
-            help = f"set capacity: {lag}, or raise max_lag to {queue}"
-            yield Diagnostic("FG402", decl.capacity_place or decl.place, message, help)
-        if any(p.initial is not None for p in node.spec.outputs):
-            slow = max(
-                (b for b in node.bindings if b.port.mode == "queue"), key=lambda b: b.decl.every, default=None
-            )
-            if slow is not None and slow.decl.every - 1 > lag:
-                every = slow.decl.every
-                what = f"{node.name} publishes every {every} steps, but max_lag is {lag}"
-                message = f"{what}: step {lag + 1} would wait for ever"
-                yield Diagnostic(
-                    "FG402", slow.decl.place, message, f"set max_lag: {every - 1}, or every: {lag + 1}"
-                )
 
 
 def check_rows(graph: Graph) -> Iterator[Diagnostic]:
@@ -110,30 +80,20 @@ def check_steps(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
-    """FG404: a fold that a batch is collected from has room for a whole one; else both would wait for ever."""
+    """FG404: a fold that a batch is collected from has room for a whole one; else both would wait for ever.
+
+    Why that is enough: a deadlock is a ring of hops of which each waits for the next. All but one of the ring's queues
+    are read row by row, so their reader never waits for a second row before it gives the first one on, and any
+    capacity will do: the value of every hop on rows, a group that is being sampled, a step that waits to be trained.
+    Only a batch waits for many rows, and only the pool before it makes their writer wait for room. A dispatcher
+    samples group after group, so the first b rows in the pool and in flight are whole groups: with room for b they
+    all finish, and are a batch. A row that is dropped frees its room.
+    """
     for node in graph.nodes.values():
-        for binding in node.bindings:
-            pool = graph.nodes[binding.via]
-            if not (node.spec.facts.collect and binding.port.kind == "rows" and pool.spec.facts.room):
-                continue
-            room, needed = _room(graph, pool), int(rows_per_step(pool.kind, graph.dims))
-            if room is not None and room < needed:
+        for pool in pools_of(graph, node) if node.spec.facts.collect else ():
+            size, needed = room(graph, pool), batch_size(graph, node)
+            if size is not None and size < needed:
                 decl = graph.file.hops[pool.name]
                 place = decl.config.place if decl.config is not None else decl.place
-                message = f"{pool.name} has room for {room} {pool.kind} rows, but {node.name} needs {needed} for a step"
+                message = f"{pool.name} has room for {size} {pool.kind} rows, but {node.name} needs {needed} for a step"
                 yield Diagnostic("FG404", place, message, f"give {pool.name} room for at least {needed}")
-
-
-def _room(graph: Graph, node: Node) -> int | None:
-    """What a fold takes before anything has come; None when it can't be said without a resource or a wrong option."""
-    spec = node.spec
-    assert spec.facts.room is not None
-    given = {p.name: p.default for p in spec.params if not p.required} | fixed(graph, node)
-    try:
-        config = build_config(spec, node.config)
-        if spec.facts.validate is not None:
-            spec.facts.validate(**config)
-        given |= config
-        return int(spec.facts.room(spec.state(), **given))
-    except Exception:  # a user's code; a wrong option has a finding of its own
-        return None

@@ -10,9 +10,12 @@ from flowgraph.passes.sizes import evaluate, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
+from flowgraph.spec.types import ROW_KINDS
 
 # Dims that the ring counts from others: what must have a size where they are used.
 COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
+# Each is part of one of those before it, so what is counted by it can be split by them.
+FINER = ("step", "group", "trajectory", "leaf", "token")
 ADDRESSABLE = 2**46  # bytes; more than a process can map
 
 
@@ -92,6 +95,31 @@ def _same(graph: Graph, left: Expr, right: Expr) -> bool:
     fixed = {n: float(s.max) for n, s in graph.dims.items() if s.mean == s.max and n not in COUNTED}
     known = left.names | right.names <= set(fixed)
     return left == right or (known and left.at(fixed) == right.at(fixed))
+
+
+def check_maps(graph: Graph) -> Iterator[Diagnostic]:
+    """FG205: a hop that says it can be split along a dim gives outputs that can be split along it too."""
+    for node in graph.nodes.values():
+        maps, decl = node.spec.facts.maps, graph.file.hops[node.name]
+        if maps is None or node.kind is None:
+            continue
+        notes = (Note(node.spec.place, f'{node.spec.use} says maps="{maps}"'),)
+        ports = (*node.spec.inputs, *node.spec.columns)
+        dims = {name for port in ports for dim in port.shape for name in dim.names}
+        known = list(dict.fromkeys((*ROW_KINDS, *FINER, *sorted(dims))))
+        if maps not in known:
+            message = f"{node.name} maps over {maps!r}, which is no row kind and no dim of its ports"
+            help = f"{near(maps, known)}known: {', '.join(known)}"
+            yield Diagnostic("FG205", decl.use_place, message, help, notes)
+            continue
+        finer = set(FINER[FINER.index(maps) :]) if maps in FINER else {maps}
+        for port in node.spec.outputs if maps != node.kind else ():
+            counted = port.shape[0].names if port.shape else frozenset()
+            split = port.kind == "scalars" or (counted and counted <= finer)
+            if not split:
+                message = f"{node.name} maps over {maps}, but gives {port.name}: {port}, which can't be split by {maps}"
+                help = f"give {port.name} a first dim that counts {maps} rows, or remove maps="
+                yield Diagnostic("FG205", decl.use_place, message, help, notes)
 
 
 def check_dims(graph: Graph) -> Iterator[Diagnostic]:

@@ -10,6 +10,7 @@ import msgspec
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph
+from flowgraph.passes.move import move
 
 
 class Cycle(msgspec.Struct):
@@ -31,8 +32,9 @@ def undelayed(graph: Graph) -> list[Cycle]:
             if binding.port.mode != "event" and not delayed and not _ledger(graph, binding):
                 edges.setdefault((binding.via, node.name), []).append(binding)
     cycles = []
+    at = {name: i for i, name in enumerate(graph.file.hops)}
     while (hops := _find(edges)) is not None:
-        back = max(pairwise(hops), key=lambda edge: _backness(graph, edge, edges[edge]))
+        back = max(pairwise(hops), key=lambda edge: _backness(at, edge, edges[edge]))
         start = hops.index(back[1])
         cycles.append(Cycle([*hops[start:-1], *hops[:start], back[1]], edges.pop(back)))
     return cycles
@@ -57,6 +59,9 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
             help = (
                 f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
             )
+            reader = graph.nodes[cycle.hops[0]]
+            if first.flows and reader.spec.facts.collect and first.port.kind != "rows":
+                help = move(graph, graph.nodes[first.via], reader)
             yield Diagnostic("FG401", first.decl.place, message, help)
 
 
@@ -76,8 +81,7 @@ def _find(edges: dict[tuple[str, str], list[Binding]]) -> list[str] | None:
     return None
 
 
-def _backness(graph: Graph, edge: tuple[str, str], bindings: list[Binding]) -> tuple[bool, int]:
+def _backness(at: dict[str, int], edge: tuple[str, str], bindings: list[Binding]) -> tuple[bool, int]:
     """Which edge was meant to lead back: one that samples a value, else the one that leads furthest up in the file."""
-    names = list(graph.file.hops)
     samples = any(b.port.mode == "latest" and b.port.kind == "value" for b in bindings)
-    return samples, names.index(edge[0]) - names.index(edge[1])
+    return samples, at[edge[0]] - at[edge[1]]

@@ -13,7 +13,7 @@ import msgspec
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.companions import closure
-from flowgraph.passes.order import firings, in_order, triggers
+from flowgraph.passes.order import every, in_order, triggers
 from flowgraph.spec.forms import ports_of
 
 
@@ -32,17 +32,17 @@ def fuse(graph: Graph) -> Graph:
 def _groups(graph: Graph) -> dict[str, str]:
     """Hop → the first hop of its group, for every hop that may fire with others."""
     before = triggers(graph)
-    every = firings(graph, before)
+    fires = every(graph)
     order = {name: i for i, name in enumerate(in_order(before))}
     head: dict[str, str] = {}
     for name in order:
         node = graph.nodes[name]
-        if not _may_fuse(node):
+        if not may_fuse(node):
             continue
         head[name] = name
         for one in before[name]:
             first = head.get(one)
-            if first is None or not _alike(graph.nodes[first], node) or every[one] != every[name]:
+            if first is None or not _alike(graph.nodes[first], node) or fires[one] != fires[name]:
                 continue
             # What comes earlier than the first of the group can't wait for any of it.
             outside = [o for o in before[name] if head.get(o) != first]
@@ -52,7 +52,7 @@ def _groups(graph: Graph) -> dict[str, str]:
     return head
 
 
-def _may_fuse(node: Node) -> bool:
+def may_fuse(node: Node) -> bool:
     """A plain function on rows, one firing at a time, that publishes no version."""
     function = node.spec.function
     publishes = any(p.initial is not None for p in node.spec.outputs)

@@ -1,4 +1,4 @@
-"""Which hops of a row come before which, and on how many rows each of them fires."""
+"""Which hops of a row come before which, and on which of its rows each of them fires."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ def makes_rows(node: Node) -> bool:
     return bool(facts.source or facts.expand or facts.collect)
 
 
-def triggers(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Hop → the hops on the same rows that it follows or reads; every one must be done with a row first."""
-    return {name: _trigger(graph, node) for name, node in graph.nodes.items()}
-
-
-def _trigger(graph: Graph, node: Node) -> tuple[str, ...]:
+def trigger(graph: Graph, node: Node) -> tuple[str, ...]:
+    """For a hop on rows: the hops of the same kind that it follows or reads; every one must be there first."""
     if node.spec.facts.kind == "fold":
         return ()
-    names: list[str] = []
+    names: dict[str, None] = {}
     for binding in node.bindings:
         for name in (binding.producer, binding.via):
             other = graph.nodes[name]
             gives_part = other.spec.facts.kind != "fold" or (other.kind == node.kind and makes_rows(other))
-            if binding.port.mode == "queue" and other.kind == node.kind and gives_part and name not in names:
-                names.append(name)
+            if binding.port.mode == "queue" and other.kind == node.kind and gives_part:
+                names[name] = None
     return tuple(names)
+
+
+def triggers(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Hop → its trigger, for every hop."""
+    return {name: trigger(graph, node) for name, node in graph.nodes.items()}
 
 
 def in_order(before: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -37,12 +38,19 @@ def in_order(before: Mapping[str, tuple[str, ...]]) -> list[str]:
     return list(TopologicalSorter(before).static_order())
 
 
-def firings(graph: Graph, before: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Hop → it fires on each k-th row only: on none that a hop before it skips."""
-    every: dict[str, int] = {}
-    for name in in_order(before):
-        node = graph.nodes[name]
-        own = [b.decl.every for b in node.bindings if b.port.mode == "queue"]
-        fold = node.spec.facts.kind == "fold"
-        every[name] = 1 if fold else math.lcm(*own, *(every[one] for one in before[name]))
-    return every
+def every(graph: Graph) -> dict[str, int]:
+    """Hop → which rows it fires on, each k-th: none that a hop before it skips. The triggers have no cycle."""
+    known: dict[str, int] = {}
+    for name in graph.nodes:
+        waiting = [name] if name not in known else []
+        while waiting:
+            node = graph.nodes[waiting[-1]]
+            before = trigger(graph, node)
+            missing = [other for other in before if other not in known]
+            if missing:
+                waiting += missing
+                continue
+            own = [b.decl.every for b in node.bindings if b.port.mode == "queue"]
+            fires = 1 if node.spec.facts.kind == "fold" else math.lcm(*own, *(known[n] for n in before))
+            known[waiting.pop()] = fires
+    return known

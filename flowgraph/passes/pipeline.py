@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -12,6 +11,7 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes.check import check
 from flowgraph.passes.resolve import resolve
 from flowgraph.spec.graphfile import read_graph
+from flowgraph.spec.revision import read_text
 from flowgraph.spec.source import Located, read, set_path
 
 # What is unreadable, unknown, refused or circular; whatever else is said of the same place follows from it.
@@ -30,13 +30,13 @@ class Loaded(msgspec.Struct):
 def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
     """Read and check a graph. Never raises for what is in the file; OSError and such become a finding."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         message = f"can't read the graph: {getattr(error, 'strerror', None) or error}"
         help = (
             "save it as UTF-8 text"
             if isinstance(error, UnicodeDecodeError)
-            else "give the path of a graph file"
+            else getattr(error, "help", "give the path of a graph file")
         )
         return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, help)])
     # The i-th override is line i of the file `--set`.

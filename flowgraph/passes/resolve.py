@@ -5,11 +5,14 @@ from __future__ import annotations
 import pkgutil
 import sys
 from collections.abc import Mapping
+from graphlib import TopologicalSorter
+
+import msgspec
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node, Owner, later
 from flowgraph.models import facts
-from flowgraph.passes.bind import bind, bind_columns
+from flowgraph.passes.bind import bind, bind_columns, check_needs
 from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
 from flowgraph.spec.config import import_object
@@ -27,8 +30,9 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
     found: list[Diagnostic] = []
     owners = {name: read_owner(decl, found) for name, decl in file.owners.items()}
     graph = Graph(file, owners, {}, model_dims=model_dims(owners))
+    read: dict[str, HopSpec | Diagnostic] = {}
     for name, decl in file.hops.items():
-        spec = _spec(decl, found)
+        spec = _spec(decl, read, found)
         if spec is None:
             graph.broken.add(name)
             continue
@@ -48,6 +52,9 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
+    found += check_needs(graph)
+    lags = (b.decl.max_lag for n in graph.nodes.values() for b in n.bindings if b.decl.max_lag is not None)
+    graph.max_lag = max(lags, default=None)
     return graph, found
 
 
@@ -63,22 +70,30 @@ def model_dims(owners: Mapping[str, Owner]) -> dict[str, Size]:
     return found
 
 
-def _spec(decl: HopDecl, found: list[Diagnostic]) -> HopSpec | None:
+def _spec(decl: HopDecl, read: dict[str, HopSpec | Diagnostic], found: list[Diagnostic]) -> HopSpec | None:
+    """What `use:` names; a function that many hops use is read once, and said of each when it can't be."""
     if not decl.use:
         return None
+    if decl.use not in read:
+        read[decl.use] = _read(decl)
+    spec = read[decl.use]
+    if isinstance(spec, HopSpec):
+        return spec
+    found.append(msgspec.structs.replace(spec, place=decl.use_place))
+    return None
+
+
+def _read(decl: HopDecl) -> HopSpec | Diagnostic:
     try:
         return read_spec(decl.use, import_object(decl.use))
     except HopTypeError as error:
-        found.append(Diagnostic("FG201", decl.use_place, error.what, error.help))
+        return Diagnostic(error.code, decl.use_place, error.what, error.help)
     except ImportError as error:
         message = f"can't import {decl.use}: {error}"
-        found.append(Diagnostic("FG107", decl.use_place, message, _instead(error)))
+        return Diagnostic("FG107", decl.use_place, message, _instead(error))
     except Exception as error:  # a user's module may raise anything while it is imported
         message = f"can't import {decl.use}: {type(error).__name__}: {error}"
-        found.append(
-            Diagnostic("FG107", decl.use_place, message, "mend the module, so that it can be imported")
-        )
-    return None
+        return Diagnostic("FG107", decl.use_place, message, "mend the module, so that it can be imported")
 
 
 def _instead(error: ImportError) -> str:
@@ -92,23 +107,18 @@ def _instead(error: ImportError) -> str:
 def _infer_kinds(graph: Graph, back: set[int]) -> None:
     """A fold says what it makes; any other hop works on the most derived rows that it reads.
 
-    Those of a back edge do not count: they would be an earlier turn's.
+    Those of a back edge do not count: they would be an earlier turn's. Without them no rows flow in a cycle.
     """
-    free = []
-    for node in graph.nodes.values():
-        facts = node.spec.facts
+    feeds = {
+        n.name: [b.via for b in n.bindings if b.flows and id(b) not in back] for n in graph.nodes.values()
+    }
+    for name in TopologicalSorter(feeds).static_order():
+        node, facts = graph.nodes[name], graph.nodes[name].spec.facts
         change = facts.collect or facts.expand
-        node.kind = facts.source or (change[1] if change else None)
-        if node.kind is None:
-            free.append(node)
-    for _ in free:  # a chain of n hops settles in at most n rounds
-        before = [n.kind for n in free]
-        for node in free:
-            for binding in node.bindings:
-                if binding.flows and id(binding) not in back:
-                    node.kind = later(node.kind, graph.nodes[binding.via].kind)
-        if before == [n.kind for n in free]:
-            return
+        made = facts.source or (change[1] if change else None)
+        for via in feeds[name] if made is None else ():
+            node.kind = later(node.kind, graph.nodes[via].kind)
+        node.kind = made or node.kind
 
 
 def _wrong_rows(graph: Graph, binding: Binding) -> bool:

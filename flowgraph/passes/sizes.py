@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.spec.dims import Expr, Size, symbol
@@ -18,6 +18,7 @@ from flowgraph.spec.ports import Port
 from flowgraph.spec.types import dtype_of
 
 Which = Literal["mean", "max"]
+WHICH: tuple[Which, ...] = get_args(Which)
 COUNT = 4  # bytes of the number of elements that a row shares with the one before it
 
 
@@ -88,11 +89,15 @@ def smallest_unsigned(bound: float) -> str | None:
     return next((f"uint{bits}" for bits in widths if bound <= 2**bits), None)
 
 
-def slots(graph: Graph, node: Node) -> int:
-    """Blocks alive at once, by what the lag admits: (max_lag + 2) steps of trajectories, two versions of weights."""
-    lag = graph.max_lag or 0
-    if any(p.kind == "tensors" for p in node.spec.columns):
-        return 2
-    if node.kind in ("group", "trajectory"):
-        return int((lag + 2) * rows_per_step(node.kind, graph.dims)) + 2
+def alive(kind: str | None, dims: Mapping[str, Size], lag: int) -> int:
+    """Rows of a kind alive at once, by what the lag admits: (max_lag + 2) steps of trajectories."""
+    if kind in ("group", "trajectory"):
+        return int((lag + 2) * rows_per_step(kind, dims)) + 2
     return lag + 3
+
+
+def slots(graph: Graph, node: Node) -> int:
+    """Blocks alive at once: one a live row, and two versions of weights."""
+    if node.kind == "step" and any(p.kind == "tensors" for p in node.spec.columns):
+        return 2
+    return alive(node.kind, graph.dims, graph.max_lag or 0)

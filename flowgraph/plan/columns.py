@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repeats
+from flowgraph.ir.text import fact_text
 from flowgraph.models import facts
 from flowgraph.passes.companions import written_at
 from flowgraph.passes.sizes import evaluate, stored_bytes, value_bytes
@@ -65,14 +66,6 @@ def _promises(graph: Graph, node: Node, port: Port) -> Iterator[Promise]:
 
 def path_of(fact: Derivable) -> str:
     return f"{fact.by.__module__}.{fact.by.__qualname__}"
-
-
-def fact_text(fact: object) -> str:
-    """A promise as it is written: `Below(vocab)`, `TiledOver(leaf)`, `Derivable(tokens)`."""
-    if isinstance(fact, Derivable):
-        return f"Derivable({', '.join(fact.sources)})"
-    said = [str(value) for value in msgspec.structs.astuple(fact) if value]  # type: ignore[arg-type]
-    return f"{type(fact).__name__}({', '.join(said)})" if said else type(fact).__name__
 
 
 def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]) -> tuple[float, int]:

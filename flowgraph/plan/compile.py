@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flowgraph.errors import CheckError
 from flowgraph.ir.graph import Graph
-from flowgraph.passes.pipeline import load
+from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.passes.rewrite import SOURCE, stages
+from flowgraph.plan.budgets import check_budgets
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
 from flowgraph.plan.text import plan_text
@@ -42,9 +43,19 @@ def plans(graph: Graph, *, off: Collection[str] = ()) -> Iterator[tuple[str, Pla
 def compile_file(path: str, overrides: Sequence[str] = (), *, off: Collection[str] = ()) -> Plan:
     """The plan of a graph file. Raises CheckError with all findings."""
     loaded = load(path, overrides)
-    if loaded.diagnostics or loaded.graph is None:
+    plan = finish(loaded, off=off)
+    if plan is None or loaded.diagnostics:
         raise CheckError(loaded.diagnostics)
-    return compile_graph(loaded.graph, off=off)
+    return plan
+
+
+def finish(loaded: Loaded, *, off: Collection[str] = ()) -> Plan | None:
+    """The plan of a graph without findings; what only the plan shows joins them. None when there are some already."""
+    if loaded.diagnostics or loaded.graph is None:
+        return None
+    plan = compile_graph(loaded.graph, off=off)
+    loaded.diagnostics += check_budgets(loaded.graph.file, plan)
+    return plan
 
 
 def _dump(directory: Path, made: Iterator[tuple[str, Plan]]) -> None:

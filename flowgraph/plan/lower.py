@@ -9,12 +9,13 @@ import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.fixed import fixed
-from flowgraph.passes.order import firings, in_order, makes_rows, triggers
+from flowgraph.passes.order import every, in_order, makes_rows, triggers
 from flowgraph.passes.sizes import evaluate, size_of, slots
+from flowgraph.passes.staleness import queue_depth
 from flowgraph.plan.columns import column, dims_of, read
 from flowgraph.plan.layout import aligned
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
-from flowgraph.plan.seams import priced, seams, unread
+from flowgraph.plan.seams import seams, unread
 from flowgraph.spec.dims import parse
 from flowgraph.spec.ports import Port
 
@@ -24,14 +25,14 @@ OVERHEAD = 64  # room to align a set of tensors inside a block
 def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -> Plan:
     """Pure but for reading model configs. The graph has no findings. passes: those that it went through."""
     before = triggers(graph)
-    every = firings(graph, before)
+    fires = every(graph)
     known = frozenset(graph.by_column())
     groups = _groups(graph)
     hops = {
-        name: _hop(graph, node, known, before[name], groups.get(node.group, ()), every[name])
+        name: _hop(graph, node, known, before[name], groups.get(node.group, ()), fires[name])
         for name, node in graph.nodes.items()
     }
-    hops = priced(graph, shared(hops))
+    hops = shared(hops)
     return Plan(
         graph=graph.file.name,
         doc=graph.file.doc,
@@ -43,6 +44,7 @@ def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -
         owners=_owners(graph, hops),
         hops=hops,
         seams=tuple(seams(graph, hops)),
+        budgets=tuple(graph.file.budgets),
         unread=unread(graph, hops),
     )
 
@@ -128,7 +130,7 @@ def _hop(
     known: Collection[tuple[str, str]],
     trigger: tuple[str, ...],
     group: tuple[str, ...],
-    every: int,
+    fires: int,
 ) -> Hop:
     spec = node.spec
     columns = tuple(column(graph, node, port, known) for port in spec.columns)
@@ -161,7 +163,7 @@ def _hop(
         slots=slots(graph, node) if written else 0,
         block_bytes=aligned(block, 64),
         queue=_queue(graph, node),
-        every=every,
+        every=fires,
         place=str(spec.place),
         doc=spec.doc,
     )
@@ -174,9 +176,9 @@ def _output(port: Port) -> str:
 
 def _queue(graph: Graph, node: Node) -> int:
     """Rows that may wait unread: what the file says, else as many steps as the lag allows, else one."""
-    if node.capacity is not None:
-        return node.capacity
-    return (graph.max_lag or 0) if node.spec.facts.collect else 1
+    if node.spec.facts.collect:
+        return queue_depth(graph, node)
+    return 1 if node.capacity is None else node.capacity
 
 
 def _bounds(graph: Graph, node: Node, columns: tuple[Column, ...], dims: tuple[str, ...]) -> tuple[int, ...]:

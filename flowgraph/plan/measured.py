@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 
 
@@ -19,3 +22,16 @@ class Measured(msgspec.Struct, frozen=True):
     control_bytes: int
     driver_bytes: int = 0
     lengths: dict[str, dict[str, dict[str, int]]] = {}
+
+
+def read_measured(run_dir: str | Path, graph: str) -> Measured:
+    """What a run of this graph measured. Raises ValueError when it is of another, or did not get that far."""
+    path = Path(run_dir) / "seams.json"
+    try:
+        ran = json.loads((Path(run_dir) / "plan.json").read_bytes())["graph"]
+        found = msgspec.json.decode(path.read_bytes(), type=Measured)
+    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise ValueError(f"{path} holds no measured seams: {error}") from None
+    if ran != graph:
+        raise ValueError(f"{run_dir} is a run of the graph {ran}, not of {graph}")
+    return found

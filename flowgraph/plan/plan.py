@@ -11,20 +11,17 @@ import msgspec
 
 from flowgraph.engines.registry import EngineOptions
 from flowgraph.learners.registry import LearnerOptions
+from flowgraph.spec.budgets import BudgetDecl
 from flowgraph.spec.dims import Size
+from flowgraph.spec.form import RunDecl
 from flowgraph.spec.forms import Form, Prefix, Promise
-from flowgraph.spec.graphfile import RunDecl
-from flowgraph.spec.types import Lifetime, RowKind
+from flowgraph.spec.types import Lifetime, RowKind, Transport
 
 # How the values of many rows become one value for a reader on later rows:
 #   same    the reader works on the writer's own rows: the value as it is
 #   concat  arrays joined along their first dim       offsets  joined, each shifted by those before
 #   each    one value a row                            repeat   one value a leaf of the row
 Gather = Literal["same", "concat", "offsets", "each", "repeat"]
-
-
-# How the bytes of a seam cross. Rows and values are in control messages.
-Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +72,6 @@ class Read(msgspec.Struct, frozen=True):
     derive: import path of the function that makes the value of `needs`
     handed: a hop of the same group made the value, or has read it in the same way, and no byte crosses
     once: a block that several rows share is read once
-    extra_bytes: mean and bound, of one row, of what `needs` make the reader read besides
     """
 
     port: str
@@ -88,7 +84,6 @@ class Read(msgspec.Struct, frozen=True):
     derive: str = ""
     handed: bool = False
     once: bool = False
-    extra_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def crosses(self) -> bool:
@@ -198,7 +193,7 @@ class Owner(msgspec.Struct, frozen=True):
 class SeamField(msgspec.Struct, frozen=True):
     """One port's share of a seam. Bytes are a step's, as the reader reads them.
 
-    driver_bytes: mean bytes a step of it that pass through the driver's memory
+    driver: mean and bound of the bytes a step of it that pass through the driver's memory
     """
 
     port: str
@@ -209,7 +204,7 @@ class SeamField(msgspec.Struct, frozen=True):
     mean_bytes: float
     max_bytes: int
     priced: bool
-    driver_bytes: float = 0.0
+    driver: tuple[float, int] = (0.0, 0)
 
 
 class Seam(msgspec.Struct, frozen=True):
@@ -238,7 +233,7 @@ class Plan(msgspec.Struct, frozen=True):
     """A whole run. executor-independent: the same plan runs in one process or in many.
 
     passes: those that made it; verify: whether every promise and every port is checked while it runs
-    unread: hop → mean bytes a step of columns that nobody reads and that pass through the driver all the same
+    unread: hop → mean and bound of the bytes a step that pass through the driver though nobody reads them
     """
 
     graph: str
@@ -251,7 +246,8 @@ class Plan(msgspec.Struct, frozen=True):
     owners: dict[str, Owner]
     hops: dict[str, Hop]
     seams: tuple[Seam, ...]
-    unread: dict[str, float] = {}
+    budgets: tuple[BudgetDecl, ...] = ()
+    unread: dict[str, tuple[float, int]] = {}
 
     @property
     def overlap(self) -> bool:
@@ -261,7 +257,9 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def driver_bytes(self) -> float:
         """Mean payload bytes a step that pass through the driver's memory."""
-        return sum(f.driver_bytes for s in self.seams for f in s.fields) + sum(self.unread.values())
+        return sum(f.driver[0] for s in self.seams for f in s.fields) + sum(
+            n for n, _ in self.unread.values()
+        )
 
     def workers(self, maker: str) -> frozenset[str]:
         """A fold that makes rows, and every hop that works on them: all must be done before a row is handed on."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.plan.seams import takes
+from flowgraph.plan.taken import takes
 
 # Reader → writer → sizes of a block, joined by commas → how many such blocks it read; as a run records them.
 Lengths = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -21,10 +21,9 @@ def predict(plan: Plan, lengths: Lengths) -> dict[str, int]:
     out: dict[str, int] = {}
     for hop in plan.hops.values():
         read = lengths.get(hop.name, {})
-        for one, taken in zip(hop.reads, takes(hop), strict=True):
-            columns = [(plan.hops[t.producer], t.column) for t in taken]
-            out[f"{hop.name}.{one.port}"] = sum(
-                column_bytes(writer, column, read.get(writer.name, {})) for writer, column in columns
+        for port, taken in takes(hop.reads).items():
+            out[f"{hop.name}.{port}"] = sum(
+                column_bytes(plan.hops[one.producer], one.column, read.get(one.producer, {})) for one in taken
             )
     return out
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from flowgraph.errors import RunError
+from flowgraph.errors import MemoryShort
 from flowgraph.plan.plan import Plan
+from flowgraph.spec.units import size_text
 
 
 class Arena:
@@ -25,12 +26,12 @@ class Arena:
 
 
 def create(plan: Plan) -> dict[str, int]:
-    """One memfd an owner → its descriptor. Raises RunError when the machine can't hold them, with both sizes."""
+    """One memfd an owner → its descriptor. Raises MemoryShort when the machine can't hold them, with both sizes."""
     total = sum(o.arena_bytes for o in plan.owners.values())
     available = _available()
     if total > available:
-        raise RunError(
-            f"the arenas take {total / 1e6:,.0f} MB, and {available / 1e6:,.0f} MB of memory are available",
+        raise MemoryShort(
+            f"the arenas take {size_text(total)}, and {size_text(available)} of memory are available",
             "lower dims.response.max, dims.group or max_lag",
         )
     fds = {}

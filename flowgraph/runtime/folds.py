@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import FlowgraphError, HopError
+from flowgraph.errors import FlowgraphError, HopError, PayloadError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.worker import fill
 from flowgraph.spec.types import Dropped, Row
@@ -59,15 +59,16 @@ class Folds:
         return None
 
     def shown(self, fold: Fold, value: Any) -> list[Row]:
-        """The rows that a fold sees when it fires: those that its ports show, and what came."""
+        """The rows whose columns a fold may read: those that its first port of rows is of, shown or just come."""
+        watched = [w for w in fold.hop.watches if w.rows]
         rows = [value] if isinstance(value, Row) else []
-        for watch in fold.hop.watches:
-            if watch.rows and watch.mode == "latest":
+        for watch in watched:
+            if watch.mode == "latest":
                 rows += self.latest.get((watch.producer, watch.output), ())
-        return rows
+        return [row for row in rows if row.kind == watched[0].rows]
 
     def fire(self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a fold once; its outputs by name. Raises HopError naming the fold when it raises."""
+        """Call a fold once; its outputs by name. Raises HopError when it raises, PayloadError for a wrong output."""
         ports: dict[str, Any] = dict(columns)
         for watch in fold.hop.watches:
             empty: Any = () if watch.rows else 0
@@ -81,7 +82,7 @@ class Folds:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
         values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        return {name: values[name] for name in fold.hop.outputs}
+        return {name: _output(fold.hop, name, values) for name in fold.hop.outputs}
 
     def offer(self, producer: str, row: Row, through: Collection[str]) -> None:
         """A hop gave a row its part: put the row where folds find it.
@@ -122,6 +123,21 @@ class Folds:
         """Rows queued for each fold that has any."""
         counts = {name: sum(map(len, fold.queues.values())) for name, fold in self.all.items()}
         return {name: n for name, n in counts.items() if n}
+
+
+def _output(hop: Hop, name: str, values: Mapping[str, Any]) -> Any:
+    """One output of a fold: there, and a list where rows are promised."""
+    value = values.get(name)
+    if name not in values or (
+        hop.outputs[name] in ("rows", "latest") and not isinstance(value, list | tuple)
+    ):
+        what = (
+            f"gave {name} as {type(value).__name__}, and its port is rows"
+            if name in values
+            else f"gave no {name}"
+        )
+        raise PayloadError(f"fold {hop.name} {what}", f"return what {hop.place} is annotated to return")
+    return value
 
 
 def _make(hop: Hop, resources: Mapping[str, Any]) -> Fold:

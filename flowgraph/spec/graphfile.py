@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from flowgraph.errors import Diagnostic, Place
+from flowgraph.spec.budgets import BudgetDecl, read_budgets
 from flowgraph.spec.dims import Size
+from flowgraph.spec.form import (
+    MANY,
+    Count,
+    GraphForm,
+    HopForm,
+    InputForm,
+    ModelLock,
+    OwnerForm,
+    Positive,
+    RunDecl,
+    kinds,
+)
 from flowgraph.spec.reader import Reader, shown
 from flowgraph.spec.source import Located
 
-# What counts things: never negative, and small enough that products of a few of them stay exact.
-MANY = 2**31 - 1
-Count = Annotated[int, Meta(ge=0, le=MANY)]
-Positive = Annotated[int, Meta(ge=1, le=MANY)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=1)]
-
 FILE_NAME = re.compile(r"[\w-][\w.-]{0,99}")
 NAME = re.compile(r"[^\W\d][\w-]*")
-TOP = ("graph", "doc", "dims", "owners", "hops", "run", "models")
 
 
 class InputDecl(msgspec.Struct):
@@ -71,22 +74,6 @@ class OwnerDecl(msgspec.Struct):
     partial: frozenset[str] = frozenset()
 
 
-class RunDecl(msgspec.Struct, forbid_unknown_fields=True):
-    """`run:`. deadline: seconds that any one firing or start may take before the run fails by name."""
-
-    steps: int = 1
-    seed: int = 0
-    deadline: float = 600.0
-    show: list[str] = []
-
-
-class ModelLock(msgspec.Struct, forbid_unknown_fields=True):
-    """`models: {name: {source, sha256}}`: what a run used, so that another run can insist on it."""
-
-    source: str
-    sha256: str
-
-
 class GraphFile(msgspec.Struct):
     """A graph as written, every part with its place. partial: the sections that could be read in part only."""
 
@@ -100,6 +87,7 @@ class GraphFile(msgspec.Struct):
     run: RunDecl
     models: dict[str, ModelLock]
     place: Place
+    budgets: tuple[BudgetDecl, ...] = ()
     partial: frozenset[str] = frozenset()
 
 
@@ -107,7 +95,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     """Check the keys of a whole file. The result is usable as far as it could be read."""
     reader = Reader(file)
     needed = {"graph": "add `graph:` with a name", "hops": "add `hops:`; `flowgraph init` writes a ring"}
-    record = reader.record(root, "the graph", TOP, needed, at=Place(file, 1, 1))
+    record = reader.record(root, "the graph", kinds(GraphForm), needed, at=Place(file, 1, 1))
     top, partial = record.values, set(record.unsure)
     name = reader.convert(top["graph"], str, "graph", "graph") if "graph" in top else "graph"
     if not FILE_NAME.fullmatch(name):
@@ -135,6 +123,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
         run=_run(reader, top["run"]) if "run" in top else RunDecl(),
         models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
         place=root.place,
+        budgets=tuple(read_budgets(reader, top.get("budgets"))),
         partial=frozenset(partial),
     )
     return graph, reader.found
@@ -171,7 +160,7 @@ def _named(reader: Reader, what: str, name: str, place: Place) -> None:
 def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     _named(reader, "owner", name, place)
     what = f"owners.{name}"
-    record = reader.record(node, what, ("processes", "threads", "engine", "learner"))
+    record = reader.record(node, what, kinds(OwnerForm))
     keys = record.values
     out = OwnerDecl(
         name, place, engine=keys.get("engine"), learner=keys.get("learner"), partial=record.unsure
@@ -189,7 +178,7 @@ def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
     _named(reader, "hop", name, place)
     what = f"hops.{name}"
     needed = {"use": "add `use:` with an import path such as hops.reward.score"}
-    record = reader.record(node, what, ("use", "in", "with", "owner", "capacity"), needed, at=place)
+    record = reader.record(node, what, kinds(HopForm), needed, at=place)
     keys, partial = record.values, set(record.unsure)
     out = HopDecl(name, place, "", place, {}, config=keys.get("with"))
     if "use" in keys:
@@ -225,7 +214,7 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
         )
         return out
     needed = {"from": "write the hop that it comes from, or {from: hop}"}
-    record = reader.record(node, what, ("from", "delay", "max_lag", "every"), needed)
+    record = reader.record(node, what, kinds(InputForm), needed)
     keys = record.values
     if "from" in keys:
         out.ref, out.place = reader.convert(keys["from"], str, f"{what}.from", ""), keys["from"].place
@@ -243,13 +232,8 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
 
 
 def _run(reader: Reader, node: Located) -> RunDecl:
-    kinds: dict[str, Any] = {
-        "steps": Positive,
-        "seed": Seed,
-        "deadline": Seconds,
-        "show": list[str],
-    }
     out = RunDecl()
-    for key, value in reader.record(node, "run", kinds).values.items():
-        setattr(out, key, reader.convert(value, kinds[key], f"run.{key}", getattr(out, key)))
+    types = kinds(RunDecl)
+    for key, value in reader.record(node, "run", types).values.items():
+        setattr(out, key, reader.convert(value, types[key], f"run.{key}", getattr(out, key)))
     return out

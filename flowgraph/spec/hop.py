@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from flowgraph.errors import Place
 from flowgraph.learners.protocol import Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
+from flowgraph.spec.facts import check_facts
 from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
@@ -38,6 +39,9 @@ class Facts(msgspec.Struct, frozen=True):
     uses: str | None = None
     validate: Callable[..., None] | None = None
     room: Callable[..., int] | None = None
+    flight: Callable[..., int] | None = None
+    admits: Callable[..., int] | None = None
+    needs: tuple[tuple[str, str], ...] = ()
 
 
 class Param(msgspec.Struct, frozen=True):
@@ -108,12 +112,20 @@ def fold(
     collect: tuple[T.RowKind, T.RowKind] | None = None,
     validate: Callable[..., None] | None = None,
     room: Callable[..., int] | None = None,
+    flight: Callable[..., int] | None = None,
+    admits: Callable[..., int] | None = None,
+    needs: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
 
     It fires when any input changes. At most one queue or event port holds a row, the others are None; latest
     ports always hold their newest value. A change of rate is a `source`, an `expand` or a `collect`.
     `room(state)` says how many more queued rows it takes now (default: always one more).
+
+    Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
+    may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
+    be. All three get every keyword-only parameter as well.
+    `needs={"option": "port"}`: the option, when it is on, reads this optional port.
     """
     return _attach(
         kind="fold",
@@ -124,6 +136,9 @@ def fold(
         collect=collect,
         validate=validate,
         room=room,
+        flight=flight,
+        admits=admits,
+        needs=tuple((needs or {}).items()),
     )
 
 
@@ -163,6 +178,23 @@ def _check_fires(use: str, inputs: list[Port]) -> None:
         raise HopTypeError(message, "take one event and nothing else, or columns only, or make it a fold")
 
 
+def _check_decides(use: str, inputs: list[Port], outputs: list[Port]) -> None:
+    """A fold lives on the driver: it decides by rows, plain values and columns of the rows that it is shown."""
+    shown = any(port.kind == "rows" for port in inputs)
+    odd = next(
+        (p for p in inputs if p.kind == "tensors" or (p.kind not in ("rows", "value") and not shown)), None
+    )
+    if odd is not None:
+        message = (
+            f"fold {use} takes {odd.name} as {odd}, and a fold reads columns of the rows that it is shown"
+        )
+        raise HopTypeError(message, "give it a port of Rows(…) too, or move it to a hop")
+    odd = next((port for port in outputs if port.kind not in ("rows", "value")), None)
+    if odd is not None:
+        message = f"fold {use} gives {odd.name} as {odd}, and a fold gives rows and plain values only"
+        raise HopTypeError(message, "annotate it as Rows(…), Latest() or Event(), or move it to a hop")
+
+
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
@@ -194,24 +226,18 @@ def read_spec(use: str, function: Any) -> HopSpec:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
+    outputs = _outputs(use, hints.get("return"))
     if facts.kind == "fold":
         _check_state(use, state)
+        _check_decides(use, inputs, outputs)
     else:
         _check_fires(use, inputs)
-    outputs = tuple(_outputs(use, hints.get("return")))
     code = inspect.unwrap(function).__code__
     place = Place(_short(code.co_filename), code.co_firstlineno, 1)
-    return HopSpec(
-        use,
-        function,
-        facts,
-        tuple(inputs),
-        outputs,
-        tuple(params),
-        state,
-        place,
-        inspect.getdoc(function) or "",
-    )
+    doc = inspect.getdoc(function) or ""
+    spec = HopSpec(use, function, facts, tuple(inputs), tuple(outputs), tuple(params), state, place, doc)
+    check_facts(spec)
+    return spec
 
 
 def _hints(use: str, function: Any) -> dict[str, Any]:

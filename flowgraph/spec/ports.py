@@ -55,6 +55,8 @@ class Port(msgspec.Struct, frozen=True):
 class HopTypeError(TypeError):
     """A hop's signature can't be read as ports; `what` and `help` become a finding at the graph's `use:`."""
 
+    code = "FG201"
+
     def __init__(self, what: str, help: str) -> None:
         self.what, self.help = what, help
         super().__init__(f"{what}; {help}")

@@ -7,11 +7,15 @@ two places (aliases, merge keys).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import yaml
+from yaml.composer import Composer
 
 from flowgraph.errors import Diagnostic, Place
 
@@ -53,21 +57,46 @@ class Located(msgspec.Struct):
         return self.value
 
 
-class _Loader(yaml.SafeLoader):
+class _Composer(Composer):
     """Composes an alias as a marked scalar, so that it gets a finding at its own place and can't recurse."""
+
+    check_event: Callable[..., bool]  # of the parser that a loader adds
+    get_event: Callable[[], Any]
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
+            event = self.get_event()
             return yaml.ScalarNode(ALIAS, event.anchor, event.start_mark, event.end_mark)
         return super().compose_node(parent, index)
+
+
+class _Loader(_Composer, yaml.SafeLoader):
+    """All of it in Python: what it says of broken YAML names what was expected and what was found."""
+
+
+def _compose(text: str) -> yaml.Node | None:
+    """The tree of nodes, parsed in C where PyYAML has that; what C refuses is read again, for the better message."""
+    if yaml.__with_libyaml__:
+        with contextlib.suppress(yaml.YAMLError, UnicodeError):
+            return yaml.compose(text, Loader=_fast_loader())
+    return yaml.compose(text, Loader=_Loader)
+
+
+@functools.cache
+def _fast_loader() -> Any:
+    class Loader(_Composer, yaml.CSafeLoader):
+        def __init__(self, text: str) -> None:
+            yaml.CSafeLoader.__init__(self, text)
+            Composer.__init__(self)
+
+    return Loader
 
 
 def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
     """Parse one document. Returns the tree (None when it can't be read) and all findings."""
     found: list[Diagnostic] = []
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = _compose(text)
         root = _locate(file, node, found) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -98,7 +127,7 @@ def _place(file: str, node: yaml.Node) -> Place:
     return Place(file, start.line + 1, start.column + 1, max(1, width))
 
 
-def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
+def _locate(file: str, node: Any, found: list[Diagnostic]) -> Located:
     place = _place(file, node)
     if isinstance(node, yaml.ScalarNode):
         before = len(found)
@@ -116,6 +145,9 @@ def _locate(file: str, node: yaml.Node, found: list[Diagnostic]) -> Located:
         _scalar(key, at, found)
         out.partial |= len(found) > before
         inner = _locate(file, value, found)
+        if node.flow_style and isinstance(value, yaml.ScalarNode) and value.value == "" and not value.style:
+            end = key.end_mark  # nothing stands behind the colon, and not, as in C, before what comes next
+            inner.place = Place(file, end.line + 1, end.column + 2)
         if key.value in out.value:
             help = f"remove one of them; the first is on line {out.keys[key.value].line}"
             found.append(Diagnostic("FG103", at, f"duplicate key {key.value!r}", help))
@@ -130,9 +162,9 @@ def _scalar(node: yaml.ScalarNode, place: Place, found: list[Diagnostic]) -> Any
     text, tag = str(node.value), node.tag.rsplit(":", 1)[-1]
     if node.tag == ALIAS:
         found.append(Diagnostic("FG102", place, f"the alias *{text} is not followed", "write the value out"))
-    elif node.style is not None or tag == "str":
+    elif node.style or tag == "str":  # a plain scalar has the style None, or "" in C
         # YAML 1.1 takes 1e-5 for text because it has no dot; nobody means that.
-        if node.style is not None or not FLOAT.fullmatch(text):
+        if node.style or not FLOAT.fullmatch(text):
             return text
         return _number(float(text), text, place, found)
     elif tag == "null":

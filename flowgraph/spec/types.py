@@ -32,6 +32,9 @@ LIFETIMES: tuple[Lifetime, ...] = get_args(Lifetime)
 
 ReadMode = Literal["queue", "latest", "event"]
 
+# How the bytes of a seam cross; rows and values cross as control messages.
+Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]
+
 
 class Row(msgspec.Struct, frozen=True):
     """What a fold sees of a row: its identity, lengths and tag, never its payload.

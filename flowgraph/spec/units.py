@@ -1,8 +1,35 @@
-"""Bytes as people read them: decimal units, three significant digits."""
+"""Bytes as people read and write them: `8.70 KB`, `64 KB/step`, `2 GiB`. Units are decimal; KiB and so on are not."""
 
 from __future__ import annotations
 
+import math
+import re
+from decimal import Decimal
+
+import msgspec
+
 UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+BYTES = {unit: 1000**i for i, unit in enumerate(UNITS)} | {
+    f"{unit[0]}iB": 1024**i for i, unit in enumerate(UNITS) if i
+}
+AMOUNT = rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) *({'|'.join(BYTES)})( */ *step)?"
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """So many bytes: a step, or held at once. text: as it was written."""
+
+    nbytes: float
+    per_step: bool
+    text: str
+
+
+def read_amount(text: str) -> Amount | None:
+    """The amount that a text gives, or None."""
+    match = re.fullmatch(AMOUNT, text.strip())
+    if match is None:
+        return None
+    number, unit, step = match.groups()
+    return Amount(float(Decimal(number) * BYTES[unit]), step is not None, text.strip())
 
 
 def size_text(nbytes: float) -> str:
@@ -23,6 +50,15 @@ def size_text(nbytes: float) -> str:
 
 def per_step(nbytes: float) -> str:
     return f"{size_text(nbytes)}/step"
+
+
+def enough(nbytes: float) -> str:
+    """The next amount of two digits that is not below `nbytes`: what a budget would have to be."""
+    whole = math.ceil(nbytes)
+    scale = 10 ** max(0, len(str(whole)) - 2)
+    whole = -(-whole // scale) * scale
+    unit = next(u for u in reversed(UNITS) if BYTES[u] <= max(1, whole))
+    return f"{Decimal(whole) / BYTES[unit]:f} {unit}"
 
 
 def percent_text(percent: float, digits: int = 1) -> str:

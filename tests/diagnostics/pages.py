@@ -15,14 +15,18 @@ from typing import NamedTuple
 
 from flowgraph.errors import RunError
 from flowgraph.passes.pipeline import load
+from flowgraph.plan.compile import finish
 from flowgraph.runtime.run import ExecutorName, run_graph
 from flowgraph.spec.render import render
 
 PAGES = Path(__file__).parents[2] / "docs" / "codes"
 SECTIONS = ["What it checks", "Why it matters", "Example", "Use instead"]
 FENCE = re.compile(r"^```(?P<kind>\w+)(?: saved as (?P<encoding>\S+))?\n(?P<body>.*?)^```$", re.M | re.S)
-# What differs from run to run and from commit to commit: a process, a run directory, a line of a shipped hop.
-VARIES = re.compile(r"(?<=pid )\d+|(?<=runs/toy/)[^/]+|(?<=note: hops/)\w+\.py:\d+:\d+")
+# What differs from run to run, from commit to commit and between machines: a process, a run directory, a line of a
+# shipped hop, the memory that is free.
+VARIES = re.compile(
+    r"(?<=pid )\d+|(?<=runs/toy/)[^/]+|(?<=note: hops/)\w+\.py:\d+:\d+|(?<=, and )\S+ \wB(?= of memory are available)"
+)
 
 
 class Case(NamedTuple):
@@ -38,6 +42,7 @@ class Case(NamedTuple):
         Path("graph.yaml").write_text(self.graph, encoding=self.encoding)
         Path("mine.py").write_text(self.mine, encoding="utf-8")
         loaded = load("graph.yaml")
+        finish(loaded)
         if loaded.diagnostics or self.command.startswith("check"):
             return render(loaded.diagnostics, loaded.sources)
         assert loaded.graph is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowgraph.passes.pipeline import load
+from flowgraph.plan.compile import finish
 from flowgraph.spec.codes import CODES
 from flowgraph.spec.render import render
 from tests.diagnostics import pages
@@ -35,6 +36,7 @@ def test_a_graph_gets_exactly_these_findings(
     monkeypatch.chdir(tmp_path)
     Path("graph.yaml").write_text(text)
     loaded = load("graph.yaml")
+    finish(loaded)
     assert render(loaded.diagnostics, loaded.sources) + "\n" == expected
 
 

@@ -79,9 +79,7 @@ class _Drawing:
     def fold(self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str]) -> None:
         self._know(name, rows, gives, after)
 
-    def _know(
-        self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str], every: int = 1
-    ) -> None:
+    def _know(self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str], every: int = 1) -> None:
         rare = every > 1 or any(self.known[one].rare for one in after)
         before = frozenset(after).union(*(self.known[one].before for one in after))
         visible = {c: writer for one in after for c, writer in self.known[one].visible.items()}
@@ -168,7 +166,7 @@ class _Drawing:
         if role == "sampler":
             own.append(Col("leaf_offsets", "array", "leaf+1", "int64"))
         for i in range(draw(st.integers(0 if role != "sampler" else 2, 4))):
-            dim = draw(st.sampled_from(["", *dims, *(d for d in dims if d == "token") ]))
+            dim = draw(st.sampled_from(["", *dims, *(d for d in dims if d == "token")]))
             own.append(self._column(f"{name}_{i}", rows, dim, takes, own))
         return tuple(own)
 
@@ -180,7 +178,7 @@ class _Drawing:
         kind = draw(st.sampled_from(["array"] * 6 + ["text", "json"]))
         if kind != "array":
             return Col(name, kind, dim, max=draw(st.integers(10, 30)))
-        shape = dim if not dim or not draw(st.integers(0, 3)) == 3 else f"{dim} {draw(st.integers(2, 3))}"
+        shape = dim if not dim or draw(st.integers(0, 3)) != 3 else f"{dim} {draw(st.integers(2, 3))}"
         dtype = draw(st.sampled_from(DTYPES))
         derived = self._derivable(shape, own)
         if derived is not None:

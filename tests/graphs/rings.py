@@ -191,7 +191,7 @@ def signed(function: Any, ports: Mapping[str, Any], returns: Any) -> None:
 
 
 def tuple_type(name: str, fields: Mapping[str, Any]) -> Any:
-    return typing.NamedTuple(name, list(fields.items()))  # noqa: UP014
+    return typing.NamedTuple(name, list(fields.items()))
 
 
 def annotation(column: Col, shape: str, facts: tuple[Fact, ...]) -> Any:
@@ -226,5 +226,8 @@ def _sizes(one: Made, ring: Ring, ports: Mapping[str, Any], rng: np.random.Gener
     if one.role == "sampler":
         leaves, each = ring.dims["leaf"].max, ring.dims["prompt"].max + ring.dims["response"].max
         count = leaves if ring.full else int(rng.integers(1, leaves + 1))
-        sizes |= {"leaf": count, "token": count * each if ring.full else int(rng.integers(0, count * each + 1))}
+        sizes |= {
+            "leaf": count,
+            "token": count * each if ring.full else int(rng.integers(0, count * each + 1)),
+        }
     return sizes

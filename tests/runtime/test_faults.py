@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
+from flowgraph.errors import DeadlineError, HopError, MemoryShort, PayloadError, RunError, WorkerDied
 from flowgraph.ir.graph import Graph
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan
@@ -57,11 +57,12 @@ def test_stragglers_are_dropped_and_replaced_and_every_step_is_made(
     groups: int, samples: int, max_lag: int, share: float, target: int | None, extra: int, n: int
 ) -> None:
     batch = groups * samples
+    extra = min(extra, max_lag * batch)  # what a check admits, as for the target
     ring, told = run_inproc(
         f"dims.group={groups}",
         f"dims.sample={samples}",
         f"hops.dispatch.in.version.max_lag={max_lag}",
-        f"hops.dispatch.with={{target: {target or 'null'}}}",
+        f"hops.dispatch.with={{target: {min(target, (max_lag + 1) * batch) if target else 'null'}}}",
         f"hops.buffer.with={{capacity: {batch + extra}}}",
         f"hops.rollout={{use: {USERS}.straggle, in: {{prompt: dispatch, key: dispatch}}, with: {{share: {share}}}}}",
         f"run.steps={n}",
@@ -202,6 +203,15 @@ def test_two_folds_may_take_the_same_rows_and_give_them_as_any_sequence() -> Non
     assert ring.ledger.counts.consumed == 36
 
 
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [("shows_a_number", "gave ready as int, and its port is rows"), ("shows_nothing", "gave no ready")],
+)
+def test_a_fold_that_gives_what_it_did_not_promise_is_named(use: str, what: str) -> None:
+    with pytest.raises(PayloadError, match=f"fold shown {what}"):
+        run_inproc(f"hops.shown={{use: {USERS}.{use}, in: {{ready: buffer}}}}")
+
+
 @pytest.mark.parametrize("executor", ["inproc", "processes"])
 def test_a_hop_that_exits_or_is_cancelled_within_is_named(tmp_path: Path, executor: str) -> None:
     for i, (hop, error) in enumerate(
@@ -244,8 +254,9 @@ def test_a_run_directory_that_cant_be_written_is_named(tmp_path: Path) -> None:
 def test_a_run_without_memory_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowgraph.runtime.arena._available", lambda: 0)
-    with pytest.raises(RunError, match="the arenas take"):
+    monkeypatch.setattr("flowgraph.runtime.arena._available", lambda: 1000)
+    said = r"error\[FG908\] the arenas take \S+ KB, and 1.00 KB of memory are available\n  help: lower dims"
+    with pytest.raises(MemoryShort, match=said):
         run_toy(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

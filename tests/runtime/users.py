@@ -108,9 +108,9 @@ async def hinted(prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], hint: I
     return made
 
 
-@hop(owner="trainer", lifetime="run")
+@hop(owner="trainer", lifetime="version")
 def keep(tokens: Int32[Array, "token"]) -> Int64[Array, ""]:
-    """What lives as long as the run, and what nobody publishes, must not fill the arena."""
+    """What lives as long as a version, and what nobody publishes, must not fill the arena."""
     return np.array(tokens.sum(), np.int64)
 
 
@@ -161,6 +161,16 @@ class Shown(NamedTuple):
 @fold()
 def show_as_list(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
     return Shown(list(ready))
+
+
+@fold()
+def shows_a_number(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+    return Shown(len(ready))  # type: ignore[arg-type]
+
+
+@fold()
+def shows_nothing(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+    return None  # type: ignore[return-value]
 
 
 class Chosen(NamedTuple):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from flowgraph.engines.registry import TransformersOptions
 from flowgraph.learners.registry import TorchOptions
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam, SeamField, Watch
 from flowgraph.spec.dims import Size
-from flowgraph.spec.graphfile import RunDecl
+from flowgraph.spec.form import RunDecl
 
 OWNERS = {
     "driver": Owner("driver", 1, 1, 0, ("driver",)),
@@ -49,31 +51,28 @@ def plan(
     """
     made = tuple(seams)
     hops = list(dict.fromkeys([*names, *(name for s in made for name in (s.source, s.reader))]))
+    home = {name: owners[i % len(owners)] for i, name in enumerate(hops)}
+    made = tuple(
+        msgspec.structs.replace(s, fields=tuple(_through(s, f, home) for f in s.fields)) for s in made
+    )
     dims = dims or {"group": Size(8, 8), "sample": Size(8, 8), "prompt": Size(32, 64), "response": Size(4, 8)}
     return Plan(
         graph, doc, dims, RunDecl(), 0, (), False, OWNERS,
-        {name: _hop(name, owners[i % len(owners)], made, set(folds)) for i, name in enumerate(hops)}, made,
+        {name: _hop(name, home[name], made, set(folds)) for name in hops}, made,
     )  # fmt: skip
+
+
+def _through(seam: Seam, field: SeamField, home: Mapping[str, str]) -> SeamField:
+    """A field that one side of the driver's process wrote and the other reads passes through it."""
+    crosses = (home[field.producer] == "driver") != (home[seam.reader] == "driver")
+    return msgspec.structs.replace(field, driver=(field.mean_bytes, field.max_bytes)) if crosses else field
 
 
 def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     written = {f.column: f for s in seams for f in s.fields if f.producer == name}
+    stored = {"read": True, "written": True, "stored": "int32", "stored_shape": ("token",)}
     columns = tuple(
-        Column(
-            c,
-            "array",
-            "int32",
-            ("token",),
-            f.type,
-            f.facts,
-            f.mean_bytes,
-            f.max_bytes,
-            True,
-            True,
-            None,
-            "int32",
-            ("token",),
-        )
+        Column(c, "array", "int32", ("token",), f.type, f.facts, f.mean_bytes, f.max_bytes, **stored)  # type: ignore[arg-type]
         for c, f in written.items()
     )
     mine = [s for s in seams if s.reader == name]
@@ -86,7 +85,7 @@ def _hop(name: str, owner: str, seams: Sequence[Seam], folds: set[str]) -> Hop:
     return Hop(
         name=name, use=f"hops.test.{name}", kind="fold" if name in folds else "hop", owner=owner,
         rows="trajectory", makes_rows=False, concurrent=False, lifetime="consumed", columns=columns,
-        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(), group=(), home=owner, outputs={}, initial={},
-        config={}, bound={}, resources={}, uses=None, slots=1, block_bytes=64, queue=1, every=1,
-        place="hops/test.py:1:1", doc="A hop of a test.",
+        dims=("token",), bounds=(72,), reads=reads, watches=watches, trigger=(),
+        group=(), home=owner, outputs={}, initial={}, config={}, bound={}, resources={},
+        uses=None, slots=1, block_bytes=64, queue=1, every=1, place="hops/test.py:1:1", doc="A hop of a test.",
     )  # fmt: skip

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from flowgraph.ir.graph import is_offsets, joins
+from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.passes.sizes import dim_values, rows_per_step
 from flowgraph.spec.dims import Size, parse
-from tests.unit.graphs import RING, SMALL, codes, loaded
+from tests.unit.graphs import RING, SMALL, codes, loaded, span
 
 
 @pytest.mark.parametrize(
@@ -118,3 +119,70 @@ def test_a_pool_holds_at_least_one_batch(tmp_path: Path, places: int, expected: 
         + pool
     )
     assert codes(tmp_path, hops) == expected
+
+
+TOY = (Path(__file__).parents[1] / "runtime/toy.yaml").read_text()
+AFTER = "in: { tokens: batch, leaf_offsets: batch, ground_truth: batch }"
+BEFORE = AFTER.replace("batch", "rollout")
+POLICY = "in: { ready: buffer, score: buffer }, with: { drop_equal: true }"
+
+
+def toy(tmp_path: Path, *edits: tuple[str, str]) -> Loaded:
+    text = TOY
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (tmp_path / "graph.yaml").write_text(text)
+    return load(str(tmp_path / "graph.yaml"))
+
+
+def test_reward_before_the_buffer_and_after_the_batch_both_compile(tmp_path: Path) -> None:
+    moved = ((AFTER, BEFORE), ("trajectory: rollout", "trajectory: reward"))
+    for edits in ((), ((AFTER, BEFORE),), moved, (*moved, ("in: { ready: buffer }", POLICY))):
+        assert toy(tmp_path, *edits).diagnostics == []
+
+
+def test_the_move_that_a_batch_policy_is_told_of_mends_it(tmp_path: Path) -> None:
+    (found,) = toy(tmp_path, ("in: { ready: buffer }", POLICY)).diagnostics
+    reward, buffer = (
+        "in: {tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
+        "in: {trajectory: reward}",
+    )
+    assert found.help.endswith(f"move reward before buffer: reward {reward}, buffer {buffer}")
+    mended = (
+        (AFTER, reward),
+        ("trajectory: rollout", "trajectory: reward"),
+        ("in: { ready: buffer }", POLICY),
+    )
+    assert toy(tmp_path, *mended).diagnostics == []
+
+
+def test_a_column_that_a_later_hop_gives_is_read_there(tmp_path: Path) -> None:
+    (found,) = toy(tmp_path, ("score: reward,", "score: batch,")).diagnostics
+    assert found.help == "reward gives score, but only after batch; read it there: score: reward"
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (
+            [(AFTER, BEFORE.replace("tokens: rollout", "tokens: { from: rollout, every: 2 }"))],
+            ["FG406 reward"],
+        ),
+        ([("lag: batch", "lag: { from: batch, every: 2 }")], []),
+        ([("free: buffer, dropped: batch", "free: buffer")], ["FG306 dispatch"]),
+        ([("free: buffer", "free: { from: buffer, every: 3 }")], ["FG406 buffer"]),
+        ([("taken: batch, dropped: batch }", "taken: batch, dropped: batch }, with: { capacity: 6 }")], []),
+        (
+            [("taken: batch, dropped: batch }", "taken: batch, dropped: batch }, with: { capacity: 7 }")],
+            ["FG402 7"],
+        ),
+        ([("  rollout: {", "  spare: { use: tests.runtime.toy.numbers }\n  rollout: {")], ["FG406 spare"]),
+    ],
+)
+def test_what_is_made_is_taken_and_what_is_kept_is_let_go(
+    tmp_path: Path, edits: list[tuple[str, str]], expected: list[str]
+) -> None:
+    found = toy(tmp_path, *edits)
+    said = [f"{d.code} {span(found.sources[d.place.file], d.place)}" for d in found.diagnostics]
+    assert said == expected

@@ -9,6 +9,7 @@ from flowgraph.spec.dims import Size
 from flowgraph.spec.graphfile import GraphFile, read_graph
 from flowgraph.spec.reader import guess
 from flowgraph.spec.source import read
+from flowgraph.spec.units import Amount
 
 GOOD = """\
 graph: g
@@ -18,6 +19,7 @@ hops:
   a: {use: x.y}
   b: {use: x.z, in: {p: a, q: {from: a.c, delay: 1, max_lag: 2, every: 3}}, with: {n: 1}, owner: trainer, capacity: 0}
 run: {steps: 3, deadline: 5, show: [a.b]}
+budgets: {driver: [64 KB/step, 2 GiB], a -> b: 1000}
 """
 
 
@@ -40,6 +42,12 @@ def test_a_whole_file_is_read() -> None:
     q = b.inputs["q"]
     assert (q.ref, q.delay, q.max_lag, q.every, str(q.place)) == ("a.c", 1, 2, 3, "f:6:38")
     assert (file.run.steps, file.run.seed, file.run.deadline, file.run.show) == (3, 0, 5.0, ["a.b"])
+    assert [(b.name, str(b.at), b.amount, str(b.place)) for b in file.budgets] == [
+        ("driver", "f:8:11", Amount(64_000, True, "64 KB/step"), "f:8:20"),
+        ("driver", "f:8:11", Amount(2 * 2**30, False, "2 GiB"), "f:8:32"),
+        ("a -> b", "f:8:40", Amount(1000, False, "1000 B"), "f:8:48"),
+    ]
+    assert [b.seam for b in file.budgets] == [None, None, ("a", "b")]
     assert not file.partial
 
 
@@ -51,7 +59,14 @@ def test_a_whole_file_is_read() -> None:
         ("graph: g", "graph: ..", ["f:1:8 FG106"]),
         ("graph: g\n", "grpah: g\n", ["f:1:1 FG104"]),
         ("graph: g\n", "", ["f:1:1 FG105"]),
-        ("graph: g\n", "graph: g\nbudgets: {driver: 64 KB/step}\n", ["f:2:1 FG104"]),
+        ("graph: g\n", "graph: g\nbudget: {driver: 64 KB/step}\n", ["f:2:1 FG104"]),
+        ("64 KB/step, ", "64 KB per step, ", ["f:8:20 FG503"]),
+        ("64 KB/step, ", "true, ", ["f:8:20 FG503"]),
+        ("2 GiB", "-1", ["f:8:32 FG503"]),
+        ("[64 KB/step, 2 GiB]", "[]", ["f:8:19 FG503"]),
+        ("[64 KB/step, 2 GiB]", "{a: 1}", ["f:8:19 FG503"]),
+        ("a -> b: 1000", "a -> b: 1e3", ["f:8:48 FG503"]),
+        ("budgets: {driver: [64 KB/step, 2 GiB], a -> b: 1000}", "budgets: [1]", ["f:8:10 FG106"]),
         ("group: 8", "group: 0", ["f:2:15 FG106"]),
         ("group: 8", "group: true", ["f:2:15 FG106"]),
         ("group: 8", "group: 9999999999", ["f:2:15 FG106"]),

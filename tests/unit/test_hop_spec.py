@@ -255,6 +255,30 @@ def test_a_hop_that_never_could_fire_is_refused() -> None:
             spec(function)
 
 
+class Pooled(NamedTuple):
+    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]
+    mean: Float32[Array, ""]
+
+
+def test_a_fold_that_handles_payload_is_refused() -> None:
+    @fold()
+    def takes_column(state: State, key: Int64[Array, ""]) -> None:
+        raise NotImplementedError
+
+    @fold()
+    def gives_column(state: State, row: Annotated[Row | None, Rows("trajectory")]) -> Pooled:
+        raise NotImplementedError
+
+    with pytest.raises(
+        HopTypeError, match=r"fold m\.f takes key as i64\[\], and a fold reads columns of the rows"
+    ):
+        spec(takes_column)
+    with pytest.raises(
+        HopTypeError, match=r"fold m\.f gives mean as f32\[\], and a fold gives rows and plain"
+    ):
+        spec(gives_column)
+
+
 class Needs(msgspec.Struct):
     """A state that can't be made empty."""
 

@@ -32,9 +32,25 @@ def test_the_layers_hold() -> None:
 
 def test_all_is_sorted_and_is_what_the_package_has() -> None:
     submodules = {name.split(".")[1] for name in modules() if name.count(".")}
-    public = {name for name in vars(flowgraph) if not name.startswith("_")} - submodules
+    public = {name for name in dir(flowgraph) if not name.startswith("_")} - submodules - {"TYPE_CHECKING"}
     assert flowgraph.__all__ == sorted(flowgraph.__all__)
     assert set(flowgraph.__all__) == public
+    assert all(getattr(flowgraph, name) is not None for name in flowgraph.__all__)
+    assert not hasattr(flowgraph, "nothing")
+
+
+def test_a_type_checker_sees_the_names_that_are_imported_late() -> None:
+    tree = ast.parse((ROOT / "flowgraph/__init__.py").read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {a.name: n.module for n in checked.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert seen == flowgraph._LIBRARY
+
+
+def test_a_hop_imports_flowgraph_without_the_library() -> None:
+    code = "import sys, flowgraph; print([m for m in sys.modules if m.startswith('flowgraph.')])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[1] for name in ast.literal_eval(run.stdout)}
+    assert loaded == {"engines", "errors", "learners", "models", "spec"}
 
 
 def test_no_other_module_has_torch_at_its_top() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
+from flowgraph import Tensors
 from flowgraph.errors import CheckError
 from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan, from_json, to_json
+from tests.graphs.retyped import TYPES
 from tests.unit.graphs import good
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +134,14 @@ def test_more_lag_means_more_blocks_and_a_deeper_queue(tmp_path: Path) -> None:
     assert (plan.max_lag, plan.overlap) == (1, True)
     assert plan.hops["split"].slots == (1 + 2) * 8 + 2
     assert plan.hops["batch"].queue == 1
+
+
+def test_tensors_on_trajectories_have_a_block_for_each() -> None:
+    """Two blocks are enough for weights, of which there is one set a step."""
+    use = f"tests.graphs.retyped.hops__rollout__complete__versions__{TYPES.index(Annotated[dict[str, Any], Tensors()])}"
+    plan = compile_file(str(ROOT / "graphs/quickstart.yaml"), [f"hops.rollout.use={use}"])
+    assert plan.hops["rollout"].slots == 2 * 64 + 2
+    assert plan.hops["train"].slots == 2
 
 
 def test_the_quickstart_prices_its_weights_from_the_model() -> None:

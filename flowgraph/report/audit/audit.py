@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from flowgraph.plan.bill import traffic
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, Seam, SeamField
 
@@ -83,6 +84,12 @@ class Audit(msgspec.Struct, frozen=True):
     steps: int | None = None
     control_bytes: float | None = None
 
+    def __str__(self) -> str:
+        """The table that `flowgraph audit` prints."""
+        from flowgraph.report.audit.table import render_table
+
+        return render_table(self)
+
 
 def audit(plan: Plan, measured: Measured | None = None) -> Audit:
     """Price every seam of a plan. A run that finished no step measured nothing."""
@@ -92,9 +99,10 @@ def audit(plan: Plan, measured: Measured | None = None) -> Audit:
     rows = [_seam(plan, seam, whole, measured) for seam in plan.seams]
     ranked = sorted(rows, key=lambda r: (not r.fields, -r.mean, -r.max, r.source, r.reader))
     owners = _owners(plan, rows)
-    driver = [p for p in owners if (p.writer == "driver") != (p.reader == "driver")]
+    driver = traffic(plan, "driver")
+    read = _sum([p for p in owners if (p.writer == "driver") != (p.reader == "driver")]).measured
     return Audit(
-        plan.graph, tuple(ranked), owners, _sum(owners), _sum(driver),
+        plan.graph, tuple(ranked), owners, _sum(owners), Total(driver.mean, driver.max, read),
         measured.steps if measured else None, measured.control_bytes / measured.steps if measured else None,
     )  # fmt: skip
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.audit import audit
+from flowgraph.report.draw.diagram import Diagram, Format
 from flowgraph.report.draw.mermaid import to_mermaid
 from flowgraph.report.draw.svg import to_svg
 
-Format = Literal["svg", "mermaid"]
 FORMATS: tuple[Format, ...] = ("svg", "mermaid")
 
 
-def draw(plan: Plan, *, format: Format = "svg", measured: Measured | None = None) -> str:
+def draw(plan: Plan, *, format: Format = "svg", measured: Measured | None = None) -> Diagram:
     """The diagram as text; the same plan and measurement give the same bytes.
 
     measured: of a run of this plan; its bytes stand beside the predicted ones. Raises ValueError for a format
@@ -22,10 +20,10 @@ def draw(plan: Plan, *, format: Format = "svg", measured: Measured | None = None
     """
     priced = audit(plan, measured)
     if format == "svg":
-        return to_svg(plan, priced)
+        return Diagram(to_svg(plan, priced), format)
     if format == "mermaid":
-        return to_mermaid(plan, priced)
+        return Diagram(to_mermaid(plan, priced), format)
     raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
 
 
-__all__ = ["FORMATS", "Format", "draw"]
+__all__ = ["FORMATS", "Diagram", "Format", "draw"]

@@ -1,0 +1,245 @@
+"""flowgraph as a library, for notebooks and CI: load, compile, explain, draw, audit, diff and run, with typed results.
+
+A graph is given by the path of its file, or as what `load` or `compile` made of it. `flowgraph` has these names too:
+
+    >>> import flowgraph
+    >>> plan = flowgraph.compile("graphs/quickstart.yaml", {"dims.group": 16})
+    >>> flowgraph.draw(plan)                            # a picture, in a notebook
+    >>> print(flowgraph.audit(plan))
+    >>> done = flowgraph.run("graphs/quickstart.yaml", steps=2)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowgraph.errors import CheckError, Diagnostic
+from flowgraph.ir.graph import Graph
+from flowgraph.passes import pipeline
+from flowgraph.passes.check import check
+from flowgraph.passes.pipeline import Loaded
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.plan.compile import compile_graph, finish, plans
+from flowgraph.plan.measured import Measured, read_measured
+from flowgraph.plan.plan import Plan
+from flowgraph.report import audit as auditing
+from flowgraph.report import diff as differing
+from flowgraph.report import draw as drawing
+from flowgraph.report import explain as explaining
+from flowgraph.report.audit import Audit
+from flowgraph.report.diff import Difference
+from flowgraph.report.draw import Diagram, Format
+from flowgraph.report.explain import Explanation
+from flowgraph.spec.render import render
+from flowgraph.spec.revision import home
+
+if TYPE_CHECKING:
+    from flowgraph.runtime.run import ExecutorName, Outcome
+
+File = str | os.PathLike[str]
+Overrides = Mapping[str, Any] | Sequence[str]
+
+
+def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()) -> Loaded:
+    """Read and check a graph file. `diagnostics` holds all findings; nothing in the file raises.
+
+    path: of the file, or REV:PATH for the file as it is at a revision of git; hops are always those of the working tree
+    overrides: a mapping of path → value, or texts `path=value` as `--set` takes them
+    no_pass: passes to leave out when the plan is held against the budgets; "all" for every one
+
+    Modules of your own are found in the working directory and beside the graph, which go to the front of `sys.path`.
+    Raises TypeError for overrides of another form.
+
+        >>> loaded = flowgraph.load("graphs/quickstart.yaml", {"run.steps": 3})
+        >>> [(d.code, str(d.place)) for d in loaded.diagnostics]
+        []
+    """
+    name = os.fspath(path)
+    _importable(os.getcwd(), str(home(name)))
+    loaded = pipeline.load(name, _assignments(overrides))
+    finish(loaded, off=passes_off(no_pass))
+    return loaded
+
+
+def compile(
+    graph: File | Loaded | Graph, overrides: Overrides = (), *, no_pass: Collection[str] = ()
+) -> Plan:
+    """The plan of a graph: a value that `draw`, `audit` and `diff` read and a run executes.
+
+    no_pass: passes to leave out, "all" for every one; none changes a bit of what a run computes
+    Raises CheckError with all findings; ValueError for an unknown pass, and for overrides of what is loaded already.
+
+        >>> plan = flowgraph.compile("graphs/quickstart.yaml", ["dims.group=16"])
+        >>> plan.dims["group"].max, plan.hops["reward"].owner
+        (16, 'trainer')
+    """
+    if isinstance(graph, Graph):
+        _none(overrides)
+        return compile_graph(_sound(graph, check(graph), {}), off=passes_off(no_pass))
+    return compile_graph(_whole(_loaded(graph, overrides)), off=passes_off(no_pass))
+
+
+def explain(
+    graph: File | Loaded | Graph, overrides: Overrides = (), *, no_pass: Collection[str] = ()
+) -> Explanation:
+    """What every pass makes of a graph, in bytes a step of every seam; its text is the tables of `flowgraph explain`.
+
+    Raises as `compile` does.
+
+        >>> found = flowgraph.explain("graphs/quickstart.yaml")
+        >>> [(s.name, round(s.driver)) for s in found.stages]
+    """
+    whole = _sound(graph, check(graph), {}) if isinstance(graph, Graph) else _whole(_loaded(graph, overrides))
+    return explaining.explain(plans(whole, off=passes_off(no_pass)))
+
+
+def draw(
+    graph: File | Loaded | Graph | Plan, format: Format = "svg", *, measured: Measured | File | None = None
+) -> Diagram:
+    """The data-flow diagram: a text that a notebook shows as a picture.
+
+    format: "svg" or "mermaid"; measured: a run's directory, whose bytes stand beside the predicted ones
+    Raises as `compile` does; ValueError for another format, and for a run of another graph.
+
+        >>> pathlib.Path("ring.svg").write_text(flowgraph.draw("graphs/quickstart.yaml"))
+    """
+    plan = _plan(graph)
+    return drawing.draw(plan, format=format, measured=_measured(measured, plan))
+
+
+def audit(graph: File | Loaded | Graph | Plan, measured: Measured | File | None = None) -> Audit:
+    """What every seam costs in bytes a step, ranked; its text is the table of `flowgraph audit`.
+
+    measured: a run's directory, whose bytes stand beside the predicted ones
+    Raises as `compile` does; ValueError for a run of another graph, and for one that measured nothing.
+
+        >>> found = flowgraph.audit("graphs/quickstart.yaml", done.directory)
+        >>> [(s.source, s.reader) for s in found.seams if s.exceeds]
+        []
+    """
+    plan = _plan(graph)
+    return auditing.audit(plan, _measured(measured, plan))
+
+
+def diff(before: File | Loaded | Graph | Plan, after: File | Loaded | Graph | Plan) -> Difference:
+    """What differs between two graphs: settings, hops, ports, bytes a seam, memory an owner. False when nothing does.
+
+    Raises as `compile` does.
+
+        >>> print(flowgraph.diff("HEAD~1:graphs/quickstart.yaml", "graphs/quickstart.yaml"))
+        no difference
+    """
+    return differing.diff(_plan(before), _plan(after))
+
+
+def run(
+    graph: File | Loaded,
+    *,
+    executor: ExecutorName = "processes",
+    runs: File = "runs",
+    steps: int | None = None,
+    live: bool | None = None,
+    overrides: Overrides = (),
+    no_pass: Collection[str] = (),
+    verify: bool = False,
+) -> Outcome:
+    """Run a graph to its last step. All about the run goes to `runs/<graph>/<id>/`, the `directory` of the outcome.
+
+    executor: "processes", one an owner, or "inproc", all in this one; steps: short for the override `run.steps`
+    live: a live table or plain lines; by the terminal when None
+    no_pass: passes to leave out; verify: check every promise and every hop's purity while it runs, which is slower
+
+    Raises as `compile` does; RunError by name, ModelError, or KeyboardInterrupt, and then the workers are gone, shared
+    memory is freed, and what was measured is written.
+
+        >>> done = flowgraph.run("graphs/quickstart.yaml", steps=2)
+        >>> done.steps
+        2
+    """
+    from flowgraph.runtime.run import run_graph
+
+    more = () if steps is None else (f"run.steps={steps}",)
+    loaded = _loaded(graph, (*_assignments(overrides), *more))
+    whole = _whole(loaded)
+    assert loaded.root is not None
+    return run_graph(
+        whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=drawing.draw,
+        off=passes_off(no_pass), verify=verify,
+    )  # fmt: skip
+
+
+# --- what is given, as what is needed ----------------------------------------------------------------------
+
+
+def _importable(*directories: str) -> None:
+    """Put what is not on the module path yet at its front, the first one first; worker processes get the same path."""
+    sys.path[:0] = [d for d in dict.fromkeys(directories) if d not in sys.path]
+    importlib.invalidate_caches()  # for a module that was written a moment ago
+
+
+def _assignments(overrides: Overrides) -> list[str]:
+    """Overrides as `--set` takes them."""
+    if isinstance(overrides, str):
+        raise TypeError(f"overrides is the text {overrides!r}; give a list of texts, or a mapping")
+    if isinstance(overrides, Mapping):
+        return [f"{path}={_yaml(path, value)}" for path, value in overrides.items()]
+    return list(overrides)
+
+
+def _yaml(path: str, value: object) -> str:
+    """A value as JSON, which is YAML as well; what can't be printed is escaped as YAML does."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        message = (
+            f"the override {path} is no plain value: {error}; give a number, a text, a list or a mapping"
+        )
+        raise TypeError(message) from None
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def passes_off(names: Collection[str]) -> Collection[str]:
+    """Passes to leave out, by name; "all" means every one. Raises ValueError for a pass that there is not."""
+    if "all" in names:
+        return list(PASSES)
+    if unknown := [name for name in names if name not in PASSES]:
+        raise ValueError(f"there is no pass {unknown[0]!r}; passes: {', '.join(PASSES)}, or all")
+    return names
+
+
+def _none(overrides: Overrides) -> None:
+    if overrides:
+        raise ValueError("overrides are applied when a file is read; give them to flowgraph.load")
+
+
+def _loaded(graph: File | Loaded, overrides: Overrides) -> Loaded:
+    if not isinstance(graph, Loaded):
+        return load(graph, overrides)
+    _none(overrides)
+    return graph
+
+
+def _whole(loaded: Loaded) -> Graph:
+    return _sound(loaded.graph, loaded.diagnostics, loaded.sources)
+
+
+def _sound(graph: Graph | None, found: list[Diagnostic], sources: dict[str, str]) -> Graph:
+    """The graph, when it has no findings."""
+    if found or graph is None:
+        raise CheckError(found, render(found, sources))
+    return graph
+
+
+def _plan(graph: File | Loaded | Graph | Plan) -> Plan:
+    return graph if isinstance(graph, Plan) else compile(graph)
+
+
+def _measured(measured: Measured | File | None, plan: Plan) -> Measured | None:
+    if measured is None or isinstance(measured, Measured):
+        return measured
+    return read_measured(os.fspath(measured), plan.graph)

@@ -1,0 +1,75 @@
+"""What a process holds beside its arena: the tensors of its engine and its learner, in bytes.
+
+Activations, scratch and libraries are not counted: they depend on what runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from flowgraph.models import ModelFacts, facts
+from flowgraph.plan.plan import Owner, Plan
+from flowgraph.spec.types import dtype_of
+
+HeldKind = Literal[
+    "engine weights",
+    "KV cache",
+    "cached prefixes",
+    "learner weights",
+    "gradients",
+    "master weights",
+    "moments",
+]
+
+
+NOTHING = ModelFacts(0, 0, 0, 0, 1, 0, 0, None, None, ())  # in place of a model that is unknown
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One set of tensors of a process. nbytes: None while the model is unknown, because it is not pulled."""
+
+    kind: HeldKind
+    nbytes: int | None
+
+
+def held(plan: Plan, owner: Owner) -> Iterator[Held]:
+    """Engine and learner of one owner, as `flowgraph.engines` and `flowgraph.learners` allocate them."""
+    for options, tensors in ((owner.engine, _engine), (owner.learner, _learner)):
+        if options is not None:
+            model = facts(options.model)
+            for kind, nbytes in tensors(plan, owner, model or NOTHING):
+                yield Held(kind, None if model is None else nbytes)
+
+
+def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:
+    assert owner.engine is not None
+    size, slots = dtype_of(owner.engine.dtype).itemsize, owner.engine.slots
+    prompt = plan.dims["prompt"].max if "prompt" in plan.dims else 0
+    yield "engine weights", model.parameters * size
+    yield "KV cache", slots * _columns(model, owner.context, size) * _column(model, size)
+    yield "cached prefixes", slots * (prompt * _column(model, size) + model.vocab * size)
+
+
+def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:
+    assert owner.learner is not None
+    size = dtype_of(owner.learner.dtype).itemsize
+    yield "learner weights", model.parameters * size
+    yield "gradients", model.parameters * size
+    if owner.learner.dtype != "float32":  # else the weights are their own masters
+        yield "master weights", model.parameters * 4
+    yield "moments", model.parameters * 8
+
+
+def _column(model: ModelFacts, size: int) -> int:
+    """Keys and values of one token, in all layers."""
+    return model.layers * 2 * model.kv_heads * model.head_dim * size
+
+
+def _columns(model: ModelFacts, context: int, size: int) -> int:
+    """The context, rounded up as the engine does so that the rows of each head start on a cache line."""
+    multiple = 64 // math.gcd(64, model.head_dim * size)
+    return math.ceil(context / multiple) * multiple

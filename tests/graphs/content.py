@@ -169,9 +169,9 @@ def _value(column: Col, rng: np.random.Generator) -> Any:
 
 def _raw(arrays: tuple[A, ...]) -> A:
     total = np.zeros(np.shape(arrays[0]), np.uint64)
-    for number, array in enumerate(arrays, start=3):
+    for array in arrays:
         bits = np.asarray(array).view(f"u{np.asarray(array).dtype.itemsize}")
-        total = total * np.uint64(number) ^ bits.astype(np.uint64)
+        total = (total >> np.uint64(1)) ^ bits.astype(np.uint64)
     return total
 
 

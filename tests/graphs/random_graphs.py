@@ -183,11 +183,12 @@ class _Drawing:
         derived = self._derivable(shape, own)
         if derived is not None:
             dtype, fact = derived
-            return Col(name, "array", shape, dtype, (fact, MASK) if dtype == "bool" else (fact,))
+            mask = dtype == "bool" and _may_mask(shape, own)
+            return Col(name, "array", shape, dtype, (fact, MASK) if mask else (fact,))
         return Col(name, "array", shape, dtype, self._facts(shape, dtype, takes, own))
 
     def _derivable(self, shape: str, own: Sequence[Col]) -> tuple[str, Fact] | None:
-        sources = [c.name for c in own if c.kind == "array" and c.shape == shape]
+        sources = [c.name for c in own if c.kind == "array" and c.shape == shape and not _derived(c)]
         if not sources or self.draw(st.integers(0, 3)) != 3:
             return None
         dtype = self.draw(st.sampled_from(sorted(DERIVED)))
@@ -208,7 +209,7 @@ class _Drawing:
             kinds = [None, LastToken("leaf", edge, mask), TiledOver("leaf", edge, mask), Shared("leaf", edge)]
             fact = draw(st.sampled_from(kinds))
             facts += [fact] if fact is not None else []
-        if dtype == "bool" and not facts and draw(st.booleans()):
+        if dtype == "bool" and not facts and _may_mask(shape, own) and draw(st.booleans()):
             facts.append(MASK)
         if dtype in INTEGERS and draw(st.booleans()):
             some = ["2", "7", "256", "257", "65536", "65537", "leaf+1", "token+2"]
@@ -231,6 +232,16 @@ class _Drawing:
         elif one.rows == "group" and "trajectory" in readers:
             lives = lives[1:]
         return self.draw(st.sampled_from(lives))
+
+
+def _may_mask(shape: str, own: Sequence[Col]) -> bool:
+    """Whether no column of the hop said before that every token is valid."""
+    said = [f for c in own if c.shape == shape for f in c.facts if isinstance(f, LastToken | TiledOver)]
+    return all(fact.mask for fact in said)
+
+
+def _derived(column: Col) -> bool:
+    return any(isinstance(fact, Derivable) for fact in column.facts)
 
 
 def _joins(column: Col) -> bool:

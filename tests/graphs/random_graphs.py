@@ -15,7 +15,7 @@ from tests.graphs.rings import Made, Ring, Take
 
 Draw = Callable[[Any], Any]
 FLOATS = ("float16", "float32", "float64", "bfloat16")
-DTYPES = ("bool", *INTEGERS, *FLOATS)
+DTYPES = ("bool", "bool", "bool", *INTEGERS, *FLOATS)
 OWNERS = ("driver", "rollout", "trainer", "third", None)
 KINDS = ("group", "trajectory", "step")
 REQUEST = tuple(
@@ -59,10 +59,10 @@ def rings(draw: Draw, full: bool = False, max_lag: int = 0, hops: int = 8) -> Ri
 
 
 def _dims(draw: Draw, full: bool) -> dict[str, Size]:
-    bounds = {"group": (1, 2), "sample": (1, 3), "leaf": (1, 3), "prompt": (1, 5), "response": (1, 6)}
+    bounds = {"group": (1, 2), "sample": (1, 3), "leaf": (1, 4), "prompt": (1, 8), "response": (1, 9)}
     most = {name: draw(st.integers(*at)) for name, at in bounds.items()}
     whole = ("group", "sample")
-    means = {n: m if full or n in whole else draw(st.floats(min(1, m), m)) for n, m in most.items()}
+    means = {n: m if full or n in whole else draw(st.floats(max(1, m / 2), m)) for n, m in most.items()}
     sizes = {name: Size(means[name], most[name]) for name in most}
     return {**sizes, "vocab": Size(300, 300)} if draw(st.booleans()) else sizes
 
@@ -73,6 +73,7 @@ class _Drawing:
     def __init__(self, draw: Draw, full: bool) -> None:
         self.draw, self.full = draw, full
         self.dims = _dims(draw, full)
+        self.owners = draw(st.lists(st.sampled_from(OWNERS), min_size=1, max_size=4))
         self.known: dict[str, Known] = {}
         self.hops: list[Made] = []
 
@@ -91,8 +92,8 @@ class _Drawing:
         every = draw(st.sampled_from([1, 1, 1, 2])) if (rows, role) == ("step", "hop") else 1
         dims = self._dims_of(rows, role, takes)
         gives = () if role in ("sync", "final") else self._gives(name, rows, role, takes, dims)
-        owner = None if role == "source" else draw(st.sampled_from(OWNERS))
-        concurrent = role not in ("source", "sync") and draw(st.booleans())
+        owner = None if role == "source" else draw(st.sampled_from(self.owners))
+        concurrent = role not in ("source", "sync") and draw(st.sampled_from([False] * 3 + [True]))
         self.hops.append(Made(name, rows, takes, gives, owner, "firing", concurrent, every, role))
         self._know(name, rows, gives, list(dict.fromkeys(t.via for t in takes)), every)
         return name
@@ -113,8 +114,8 @@ class _Drawing:
             via = "batch" if role == "train" else draw(st.sampled_from(["train", "batch"]))
             via = via if STEP[0] in self.known[via].visible else "batch"
             takes.append(Take("batch_id", via, STEP[0], ""))
-        most = {"final": 10, "sync": 2}.get(role, 5)
-        for _ in range(draw(st.integers(0 if takes else 1, most))):
+        least, most = {"final": (4, 12), "sync": (0, 2), "train": (1, 6)}.get(role, (1, 5))
+        for _ in range(draw(st.integers(least, most))):
             via = draw(st.sampled_from(same if not takes else [w for w in ways if self._readable(w, rows)]))
             column = draw(st.sampled_from(self._readable(via, rows)))
             port = column.name if draw(st.booleans()) else f"p{len(takes)}"
@@ -125,7 +126,11 @@ class _Drawing:
 
     def _readable(self, via: str, rows: str) -> list[Col]:
         visible = self.known[via].visible
-        return [c for c, w in visible.items() if rows != "step" or self.known[w].rows == "step" or _joins(c)]
+        columns = [
+            c for c, w in visible.items() if rows != "step" or self.known[w].rows == "step" or _joins(c)
+        ]
+        # What promises are made of is read more often than the rest.
+        return [c for c in columns for _ in range(1 + c.bounds + 3 * bool(c.facts))]
 
     def _shaped(self, take: Take, rows: str, sampled: bool) -> Take:
         """A value without dims may be read once a leaf, and on a step once a trajectory."""
@@ -165,8 +170,9 @@ class _Drawing:
             own.append(Col("prompt", "array", "prompt", "int32"))
         if role == "sampler":
             own.append(Col("leaf_offsets", "array", "leaf+1", "int64"))
-        for i in range(draw(st.integers(0 if role != "sampler" else 2, 4))):
-            dim = draw(st.sampled_from(["", *dims, *(d for d in dims if d == "token")]))
+        tokens = ["token"] * 6 if "token" in dims else []
+        for i in range(draw(st.integers(3 if role == "sampler" else 0, 5))):
+            dim = draw(st.sampled_from(["", *dims, *tokens]))
             own.append(self._column(f"{name}_{i}", rows, dim, takes, own))
         return tuple(own)
 
@@ -206,8 +212,8 @@ class _Drawing:
             edge = draw(st.sampled_from(bounds))
             # A hop that has a mask means it: only one without any says that every token is valid.
             mask = draw(st.sampled_from(masks)) if masks else ""
-            kinds = [None, LastToken("leaf", edge, mask), TiledOver("leaf", edge, mask), Shared("leaf", edge)]
-            fact = draw(st.sampled_from(kinds))
+            spread = [LastToken("leaf", edge, mask), TiledOver("leaf", edge, mask)]
+            fact = draw(st.sampled_from([None, *spread, *[Shared("leaf", edge)] * (dtype != "bool")]))
             facts += [fact] if fact is not None else []
         if dtype == "bool" and not facts and _may_mask(shape, own) and draw(st.booleans()):
             facts.append(MASK)

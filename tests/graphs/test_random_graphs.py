@@ -99,3 +99,40 @@ def passes_change_bytes_only(ring: Ring, off: Collection[str], directory: Path) 
         bytes_are_as_predicted(one)
         if ring.full:
             bytes_are_as_priced(one)
+
+
+# --- the properties --------------------------------------------------------------------------------------------
+
+
+@quick(25)
+@given(rings(full=True), SOME)
+def test_fixed_shapes_cost_what_they_were_priced_at_and_no_pass_changes_a_bit(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))
+
+
+@quick(35)
+@given(rings(), SOME)
+def test_ragged_data_costs_what_its_lengths_say_and_no_pass_changes_a_bit(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))
+
+
+@quick(20)
+@given(st.integers(1, 2).flatmap(lambda lag: rings(max_lag=lag)), SOME)
+def test_with_overlap_rows_are_conserved_and_bytes_are_as_predicted(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    directory = tmp_path_factory.mktemp("ring")
+    bytes_are_as_predicted(run(ring._replace(steps=4), directory, off=off))
+
+
+@pytest.mark.slow
+@quick(300)
+@given(st.booleans().flatmap(lambda full: rings(full=full)), SOME)
+def test_no_pass_changes_a_bit_of_many_graphs(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))

@@ -72,7 +72,9 @@ def compile(
     """The plan of a graph: a value that `draw`, `audit` and `diff` read and a run executes.
 
     no_pass: passes to leave out, "all" for every one; none changes a bit of what a run computes
-    Raises CheckError with all findings; ValueError for an unknown pass, and for overrides of what is loaded already.
+    A graph that is only over a budget (FG502) has a plan, which shows what costs too much; `load` says so, and `run`
+    refuses it. Raises CheckError with all findings of any other; ValueError for an unknown pass, and for overrides of
+    what is loaded already.
 
         >>> plan = flowgraph.compile("graphs/quickstart.yaml", ["dims.group=16"])
         >>> plan.dims["group"].max, plan.hops["reward"].owner
@@ -154,8 +156,8 @@ def run(
     live: a live table or plain lines; by the terminal when None
     no_pass: passes to leave out; verify: check every promise and every hop's purity while it runs, which is slower
 
-    Raises as `compile` does; RunError by name, ModelError, or KeyboardInterrupt, and then the workers are gone, shared
-    memory is freed, and what was measured is written.
+    Raises CheckError for any finding, over a budget too; ValueError as `compile` does; RunError by name, ModelError, or
+    KeyboardInterrupt, and then the workers are gone, shared memory is freed, and what was measured is written.
 
         >>> done = flowgraph.run("graphs/quickstart.yaml", steps=2)
         >>> done.steps
@@ -164,8 +166,8 @@ def run(
     from flowgraph.runtime.run import run_graph
 
     more = () if steps is None else (f"run.steps={steps}",)
-    loaded = _loaded(graph, (*_assignments(overrides), *more))
-    whole = _whole(loaded)
+    loaded = _loaded(graph, (*_assignments(overrides), *more), no_pass)
+    whole = _sound(loaded.graph, loaded.diagnostics, loaded.sources)
     assert loaded.root is not None
     return run_graph(
         whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=drawing.draw,
@@ -217,15 +219,16 @@ def _none(overrides: Overrides) -> None:
         raise ValueError("overrides are applied when a file is read; give them to flowgraph.load")
 
 
-def _loaded(graph: File | Loaded, overrides: Overrides) -> Loaded:
+def _loaded(graph: File | Loaded, overrides: Overrides, no_pass: Collection[str] = ()) -> Loaded:
     if not isinstance(graph, Loaded):
-        return load(graph, overrides)
+        return load(graph, overrides, no_pass=no_pass)
     _none(overrides)
     return graph
 
 
 def _whole(loaded: Loaded) -> Graph:
-    return _sound(loaded.graph, loaded.diagnostics, loaded.sources)
+    """The graph, when it has a plan."""
+    return _sound(loaded.graph, [] if loaded.compiles else loaded.diagnostics, loaded.sources)
 
 
 def _sound(graph: Graph | None, found: list[Diagnostic], sources: dict[str, str]) -> Graph:

@@ -100,7 +100,11 @@ class LedgerError(RunError):
 
 
 class PromiseBroken(RunError):
+    """at: a dim of the column, and the place along it of the element at fault; member: whose that is, if known."""
+
     code = "FG906"
+    at: tuple[str, int] | None = None
+    member: int = -1
 
 
 class HiddenState(RunError):

@@ -163,6 +163,12 @@ class Graph(msgspec.Struct):
         """Whether the rows of a hop may be other than they seem, because it or a hop before it is broken."""
         return node.name in self.doubted
 
+    def option_place(self, node: Node, name: str) -> Place:
+        """Where an option stands under `with:`, else the hop."""
+        config = self.file.hops[node.name].config
+        given = config.value if config is not None and isinstance(config.value, dict) else {}
+        return given[name].place if name in given else node.place
+
     def tokenizer_model(self, owner: str) -> str | None:
         """The model whose tokenizer a hop of this owner gets: the owner's, else the first that any owner names."""
         owners = [self.owners[owner], *self.owners.values()] if owner in self.owners else []

@@ -29,10 +29,11 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError("lr must be above 0")
-        if self.max_tokens < 1 or self.warmup < 0 or not self.clip > 0 or not self.temperature > 0:
-            raise ValueError("max_tokens, clip and temperature must be above 0, warmup not below it")
+        for name in ("lr", "max_tokens", "clip", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup must be at least 0, not {self.warmup}")
 
 
 LearnerOptions = TorchOptions

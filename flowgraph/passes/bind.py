@@ -5,6 +5,7 @@ A hop that is named gives its own columns and, by reference, those of every hop 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
@@ -29,12 +30,6 @@ def bind(graph: Graph, node: Node, found: list[Diagnostic]) -> None:
         port = ports.get(meant.get(name, name))
         if port is not None:
             _bind_input(graph, node, port, given, found)
-    missing = [ports[name] for name in needed if name not in (*decl.inputs, *meant.values())]
-    if missing and "in" not in decl.partial:
-        what = ", ".join(f"{p.name}: {p}" for p in missing)
-        help = f"add {', '.join(f'{p.name}: <hop>' for p in missing)} under in:"
-        message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
-        found.append(Diagnostic("FG110", decl.place, message, help))
     _mark(graph, node)
 
 
@@ -181,9 +176,17 @@ def _no_column(graph: Graph, node: Node, binding: Binding, known: dict[str, tupl
 
 
 def check_needs(graph: Graph) -> Iterator[Diagnostic]:
-    """FG110: an option that is on has the optional input that it reads."""
+    """FG110: every input that a hop needs is given, and so is the optional one that an option reads."""
     for node in graph.nodes.values():
         decl = graph.file.hops[node.name]
+        needed = [p.name for p in node.spec.inputs if not p.optional]
+        meant = guess(decl.inputs, [p.name for p in node.spec.inputs], needed).values()
+        missing = [p for p in node.spec.inputs if not p.optional and p.name not in (*decl.inputs, *meant)]
+        if missing and "in" not in decl.partial:
+            what = ", ".join(f"{p.name}: {p}" for p in missing)
+            help = f"add {', '.join(f'{p.name}: {_giver(graph, node, p)}' for p in missing)} under in:"
+            message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
+            yield Diagnostic("FG110", decl.place, message, help)
         for option, port in node.spec.facts.needs:
             if not node.config.get(option) or port in decl.inputs or "in" in decl.partial:
                 continue
@@ -193,3 +196,24 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
             help = f"add {port}: {before[0] if before else '<hop>'} under in:"
             yield Diagnostic("FG110", given, message, later or help)
+
+
+def _giver(graph: Graph, node: Node, port: Port) -> str:
+    """What can be written for an input: the first hop that gives just that and comes before; `<hop>` without one."""
+    for other in graph.nodes.values():
+        facts = other.spec.facts
+        given = {(p.name, p.kind, p.dtype) for p in (*other.spec.outputs, *other.spec.columns)}
+        fits = (port.name, port.kind, port.dtype) in given
+        if port.kind == "rows" and port.mode != "latest":
+            # Trajectories go through hops that each add to them, and which of those is meant is not to be told.
+            fits = port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
+        loops = port.mode == "queue" and node in graph.upstream(other)
+        if fits and other is not node and not loops:
+            # Columns are handed on: the hop that most inputs name gives this one too, when it comes after its writer.
+            vias = Counter(b.via for b in node.bindings if b.is_column and port.kind not in ("rows", "value"))
+            names = (via for via, _ in vias.most_common() if other in graph.upstream(graph.nodes[via]))
+            return next(names, other.name)
+        back = any(param.origin == "seam" and param.detail == port.name for param in node.spec.params)
+        if back and any(p.initial is not None for p in other.spec.outputs):
+            return f"{{from: {other.name}, delay: 1, max_lag: 0}}"
+    return "<hop>"

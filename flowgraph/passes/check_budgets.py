@@ -51,6 +51,16 @@ def _unknown(graph: Graph, budget: BudgetDecl, seams: set[tuple[str, str]]) -> D
     else:
         source, reader = budget.seam
         message = f"budgets names the seam {source} -> {reader}, and no such seam is there"
-        beside = [f"{s} -> {r}" for s, r in sorted(seams) if source == s or reader == r] or known
-        help = f"{near(' -> '.join(budget.seam), known)}seams there: {', '.join(beside)}"
+        help = _there(graph, source, reader, seams)
     return Diagnostic("FG503", budget.at, message, help)
+
+
+def _there(graph: Graph, source: str, reader: str, seams: set[tuple[str, str]]) -> str:
+    """The seam that was meant, and those beside it: one that hands on what the source wrote, else the nearest."""
+    same = [f"{s} -> {r}" for s, r in sorted(seams) if r == reader]
+    beside = [f"{s} -> {r}" for s, r in sorted(seams) if source == s or reader == r]
+    beside = beside or [f"{s} -> {r}" for s, r in sorted(seams)]
+    reads = graph.nodes[reader].bindings if reader in graph.nodes else []
+    handed = [f"{b.via} -> {reader}" for b in reads if b.producer == source]
+    hint = f"did you mean {handed[0]}? " if handed else near(f"{source} -> {reader}", same or beside)
+    return f"{hint}seams there: {', '.join(beside)}"

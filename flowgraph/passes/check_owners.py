@@ -125,7 +125,9 @@ def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
                 if ours != theirs:
                     gets = f"gets the weights of {theirs} from {writer.owner}"
                     message = f"owner {node.owner} serves {fact} {ours}, and {gets}"
-                    help = f"give both the same {fact}"
+                    help = (
+                        f"set {fact}: {theirs} under owners.{node.owner}.engine, or {ours} under the learner"
+                    )
                     yield Diagnostic("FG304", graph.owners[node.owner].place, message, help)
             yield from _temperatures(graph, node.owner, writer.owner, learner.temperature)
 
@@ -140,4 +142,7 @@ def _temperatures(graph: Graph, owner: str, trainer: str, trained: float) -> Ite
         if isinstance(sampled, int | float) and sampled != trained:
             message = f"hop {node.name} samples at temperature {sampled:g}, and owner {trainer} trains at {trained:g}"
             help = f"set temperature: {sampled:g} under owners.{trainer}.learner too"
-            yield Diagnostic("FG304", node.place, message, help)
+            if sampled <= 0:  # which no learner trains at
+                help = f"set temperature: {trained:g} for {node.name}"
+            # Where the option is given: one that the hop itself refuses is said there, and is the cause.
+            yield Diagnostic("FG304", graph.option_place(node, "temperature"), message, help)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.fixed import fixed_value
-from flowgraph.passes.staleness import batch_size, pools_of, room
+from flowgraph.passes.staleness import batch_size, deciding, pools_of, room
 from flowgraph.spec.types import ROW_KINDS
 
 
@@ -53,7 +53,9 @@ def check_rows(graph: Graph) -> Iterator[Diagnostic]:
             if binding.port.kind == "rows" and via.kind != binding.port.row_kind:
                 wanted = binding.port.row_kind
                 message = f"{binding.via} makes {via.kind or 'no'} rows, but {node.name} takes {wanted} rows"
-                help = f"feed {binding.port.name} from a hop that makes {wanted} rows"
+                makers = [n.name for n in graph.nodes.values() if n.kind == wanted and n is not node]
+                known = f": {', '.join(makers)}" if makers else ""
+                help = f"feed {binding.port.name} from a hop that makes {wanted} rows{known}"
                 yield Diagnostic("FG403", binding.decl.place, message, help)
             elif binding.is_column and _is_later(producer, node) and not graph.doubtful(node):
                 what = f"{binding.producer}.{binding.source.name if binding.source else ''}"
@@ -74,9 +76,19 @@ def check_steps(graph: Graph) -> Iterator[Diagnostic]:
     unread = graph.broken or "hops" in graph.file.partial
     if graph.nodes and not unread and not any(n.spec.facts.collect for n in graph.nodes.values()):
         message = "no hop collects trajectories into steps, so a run would never end"
-        yield Diagnostic(
-            "FG404", graph.file.place, message, "add a batch hop such as hops.batch.oldest_first"
-        )
+        yield Diagnostic("FG404", graph.file.place, message, _add_batch(graph))
+
+
+def _add_batch(graph: Graph) -> str:
+    """The hops that make steps of what the last hop on trajectories gives."""
+    last = next((n for n in reversed(graph.nodes.values()) if n.kind == "trajectory"), None)
+    if last is None:
+        return "`flowgraph init` writes a ring to start from"
+    add, pool = "", last.name
+    if last.spec.facts.room is None:
+        pool = "buffer"
+        add = f"buffer: {{use: hops.buffer.ready, in: {{trajectory: {last.name}, taken: batch, dropped: batch}}}} and "
+    return f"add {add}batch: {{use: hops.batch.oldest_first, in: {{ready: {pool}}}}} under hops:"
 
 
 def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
@@ -93,7 +105,8 @@ def check_capacity(graph: Graph) -> Iterator[Diagnostic]:
         for pool in pools_of(graph, node) if node.spec.facts.collect else ():
             size, needed = room(graph, pool), batch_size(graph, node)
             if size is not None and size < needed:
-                decl = graph.file.hops[pool.name]
-                place = decl.config.place if decl.config is not None else decl.place
+                option = deciding(graph, pool)
                 message = f"{pool.name} has room for {size} {pool.kind} rows, but {node.name} needs {needed} for a step"
-                yield Diagnostic("FG404", place, message, f"give {pool.name} room for at least {needed}")
+                more = f"set {option} for" if option else f"give {pool.name} room for"
+                help = f"{more} at least {needed} rows, or lower dims.group"
+                yield Diagnostic("FG404", graph.option_place(pool, option), message, help)

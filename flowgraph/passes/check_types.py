@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Binding, Graph, Node, collects, joins, repeats
-from flowgraph.passes.sizes import evaluate, rows_per_step, slots, value_bytes
+from flowgraph.passes.sizes import COUNTED, evaluate, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
 from flowgraph.spec.types import ROW_KINDS
 
-# Dims that the ring counts from others: what must have a size where they are used.
-COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
 # Each is part of one of those before it, so what is counted by it can be split by them.
 FINER = ("step", "group", "trajectory", "leaf", "token")
 ADDRESSABLE = 2**46  # bytes; more than a process can map
@@ -28,7 +26,8 @@ def check_dtypes(graph: Graph) -> Iterator[Diagnostic]:
                 continue
             what = f"{binding.producer}.{source.name} is {_type(source)}"
             message = f"{what}, but {node.name} reads {port.name} as {_type(port)}"
-            help = f"change the annotation of {port.name} in {node.spec.place.file}, or read another output"
+            read = _fitting(graph, node, binding) or "another output"
+            help = f"read {read}, or change the annotation of {port.name} in {node.spec.place.file}"
             yield Diagnostic("FG202", binding.decl.place, message, help, _notes(graph, node, binding))
 
 
@@ -64,11 +63,21 @@ def check_shapes(graph: Graph) -> Iterator[Diagnostic]:
             f"{binding.producer}.{source.name} is {source}{rows}, but {node.name} reads {port.name} as {port}"
         )
         help = f"write the dims of {port.name} as {binding.producer} gives them, in {node.spec.place.file}"
-        if collects(producer, node) and not source.shape:
+        if other := _fitting(graph, node, binding):
+            help = f"read {other}, or {help}"
+        elif collects(producer, node) and not source.shape:
             help = f"write {port.name} with the dim trajectory or leaf, in {node.spec.place.file}"
         elif collects(producer, node) and not joins(source.shape[0]):
             help = f"read {source.name} before its rows are collected, in a hop on {producer.kind} rows"
         yield Diagnostic("FG203", binding.decl.place, message, help, _notes(graph, node, binding))
+
+
+def _fitting(graph: Graph, node: Node, binding: Binding) -> str:
+    """Another output of the same hop, one that can be read; that of the port's name before all. "" without any."""
+    producer, port = graph.nodes[binding.producer], binding.port
+    columns = [c for c in producer.spec.columns if c != binding.source and same_type(c, port)]
+    fits = [c.name for c in columns if shapes_fit(graph, c, producer, port, node)]
+    return f"{producer.name}.{min(fits, key=lambda name: name != port.name)}" if fits else ""
 
 
 def shapes_fit(graph: Graph, source: Port, producer: Node, port: Port, reader: Node) -> bool:
@@ -118,7 +127,7 @@ def check_maps(graph: Graph) -> Iterator[Diagnostic]:
             split = port.kind == "scalars" or (counted and counted <= finer)
             if not split:
                 message = f"{node.name} maps over {maps}, but gives {port.name}: {port}, which can't be split by {maps}"
-                help = f"give {port.name} a first dim that counts {maps} rows, or remove maps="
+                help = f"make the first dim of {port.name} count {maps} rows, or remove maps="
                 yield Diagnostic("FG205", decl.use_place, message, help, notes)
 
 
@@ -176,7 +185,11 @@ def check_memory(graph: Graph) -> Iterator[Diagnostic]:
             except KeyError:
                 continue
             if held > ADDRESSABLE:
-                names = sorted({name for dim in port.shape for name in dim.names} | {"group", "sample"})
+                used = {name for dim in port.shape for name in dim.names}
+                counted = {n for name in used for n in COUNTED.get(name, (name,))} | used & set(
+                    graph.file.dims
+                )
+                names = sorted(counted | {"group", "sample"})
                 message = (
                     f"{node.name}.{port.name} may take {held:.3g} bytes at once, more than a process can map"
                 )

@@ -88,8 +88,11 @@ def _cut(part: set[str], made: list[Net], owners: Owners) -> dict[str, str]:
     """An owner for every hop of one part."""
     placed = [owners[one] for net in made for one in (net.writer, *sorted(net.readers)) if one not in part]
     choices = [owner for owner in dict.fromkeys(placed) if owner != DRIVER]
-    if len(choices) < 2:
+    if not choices:  # nobody holds them anywhere, so they cost nothing together
+        choices = sorted({owners[one] for one in part} - {DRIVER})
         return dict.fromkeys(part, choices[0]) if choices else {}
+    if len(choices) < 2:
+        return dict.fromkeys(part, choices[0])
     at = _cut_off(part, made, owners, choices)
     return at if len(choices) == 2 else _improved(at, made, owners, choices)
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from flowgraph.engines.registry import ENGINES, TransformersOptions
-from flowgraph.errors import Diagnostic, ModelError
+from flowgraph.errors import Diagnostic, ModelError, Place
 from flowgraph.ir.graph import Owner
 from flowgraph.learners.registry import LEARNERS, TorchOptions
 from flowgraph.models import facts
-from flowgraph.spec.config import convert_value
+from flowgraph.spec.config import convert_value, is_callable
 from flowgraph.spec.graphfile import HopDecl, OwnerDecl
 from flowgraph.spec.hop import HopSpec, Param
-from flowgraph.spec.reader import Reader, guess, lower_first, near, plural, shown, suggest
+from flowgraph.spec.reader import Reader, form_of, guess, lower_first, near, plural, shown, suggest
 from flowgraph.spec.source import Located
 
 # Of a value that is plainly text, a class of its own tells little; of anything else a user's code raises, much.
@@ -59,11 +59,19 @@ def _made(reader: Reader, node: Located, what: str, kind: Any) -> Any:
         facts(options.model)
         return options
     except msgspec.ValidationError as error:
-        reader.error("FG106", node.place, f"{what}: {lower_first(error)}", "mend the option named")
+        place, name = _meant(str(error), node)
+        reader.error("FG106", place, f"{what}: {lower_first(error)}", f"change {name} of {what}")
     except (ModelError, OSError) as error:
         help = getattr(error, "help", "") or "name a model that is there"
         reader.error("FG113", node.value["model"].place, getattr(error, "message", str(error)), help)
     return None
+
+
+def _meant(said: str, options: Located) -> tuple[Place, str]:
+    """The place and the name of the given option that an error speaks of; all of them, when it names none."""
+    given: dict[str, Located] = options.value if isinstance(options.value, dict) else {}
+    named = next((name for name in given if re.search(rf"\b{re.escape(name)}\b", said)), None)
+    return (given[named].place, named) if named is not None else (options.place, "the options")
 
 
 # --- with: -----------------------------------------------------------------------------------------------------
@@ -86,7 +94,7 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
                 made[name] = convert_value(node.plain(), options[name].type)
             except Exception as error:  # it may import a user's module and call a user's factory
                 message = f"hops.{decl.name}.with.{name}: {_said(error)}"
-                reader.error("FG111", node.place, message, f"mend the value of {name}")
+                reader.error("FG111", node.place, message, _form(name, options[name]))
     missing = [p.name for p in options.values() if p.required and p.name not in (*given, *meant.values())]
     if missing and "with" not in decl.partial:
         message = f"hop {decl.name} needs the option{plural(missing)} {', '.join(missing)}"
@@ -102,11 +110,19 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
             spec.facts.validate(**made)
         except Exception as error:  # a user's function
             said = _said(error)
-            named = [node for name, node in given.items() if re.search(rf"\b{re.escape(name)}\b", said)]
-            place = named[0].place if named else config.place
-            reader.error("FG111", place, f"hop {decl.name}: {said}", "mend the options under with:")
+            place, name = _meant(said, config)
+            default = options[name].default if name in options and not options[name].required else None
+            left_out = f", or leave it out for {default}" if isinstance(default, int | float | str) else ""
+            reader.error("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
     found += reader.found
     return {name: node.plain() for name, node in given.items()}
+
+
+def _form(name: str, option: Param) -> str:
+    """What may be given for an option."""
+    if is_callable(option.type):
+        return f"give {name} the import path of a function, or {{use: path, …}} with what makes one"
+    return f"write {form_of(option.type) or 'another value'} for {name}"
 
 
 def _instead(name: str, spec: HopSpec, meant: dict[str, str], options: dict[str, Param]) -> str:

@@ -14,8 +14,8 @@ from flowgraph.spec.graphfile import read_graph
 from flowgraph.spec.revision import read_text
 from flowgraph.spec.source import Located, read, set_path
 
-# What is unreadable, unknown, refused or circular; whatever else is said of the same place follows from it.
-CAUSES = ("FG102", "FG108", "FG109", "FG111", "FG401")
+# What is unreadable, unknown, refused, two things or circular; whatever else is said of the same place follows.
+CAUSES = ("FG102", "FG108", "FG109", "FG111", "FG207", "FG401")
 
 
 class Loaded(msgspec.Struct):
@@ -25,6 +25,11 @@ class Loaded(msgspec.Struct):
     root: Located | None
     graph: Graph | None
     diagnostics: list[Diagnostic]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a plan all the same: what is over a budget is known only of one, and explained by it."""
+        return self.graph is not None and all(d.code == "FG502" for d in self.diagnostics)
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> Loaded:

@@ -15,6 +15,7 @@ from flowgraph.models import facts
 from flowgraph.passes.bind import bind, bind_columns, check_needs
 from flowgraph.passes.cycles import check_cycles, undelayed
 from flowgraph.passes.options import read_config, read_owner
+from flowgraph.passes.unify import unify
 from flowgraph.spec.config import import_object
 from flowgraph.spec.dims import Size
 from flowgraph.spec.graphfile import GraphFile, HopDecl
@@ -52,6 +53,7 @@ def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:
         if any((id(b) in back and b.flows) or _wrong_rows(graph, b) for b in node.bindings):
             graph.broken.add(node.name)
     bind_columns(graph, found)
+    found += unify(graph)
     found += check_needs(graph)
     lags = (b.decl.max_lag for n in graph.nodes.values() for b in n.bindings if b.decl.max_lag is not None)
     graph.max_lag = max(lags, default=None)
@@ -98,9 +100,10 @@ def _read(decl: HopDecl) -> HopSpec | Diagnostic:
 
 def _instead(error: ImportError) -> str:
     """One fix: the module of the same package whose name is nearest, when the module is missing."""
-    package, _, name = (error.name or "").rpartition(".")
+    package = (error.name or "").rpartition(".")[0]
     paths = getattr(sys.modules.get(package), "__path__", None)
-    hint = near(name, [m.name for m in pkgutil.iter_modules(paths)]) if paths else ""
+    known = [f"{package}.{m.name}" for m in pkgutil.iter_modules(paths)] if paths else []
+    hint = near(error.name, known) if error.name else ""
     return f"{hint}give an import path such as hops.reward.score"
 
 

@@ -19,6 +19,8 @@ from flowgraph.spec.types import dtype_of
 
 Which = Literal["mean", "max"]
 WHICH: tuple[Which, ...] = get_args(Which)
+# Dims that the ring counts from others: what must have a size where they are used.
+COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
 COUNT = 4  # bytes of the number of elements that a row shares with the one before it
 
 

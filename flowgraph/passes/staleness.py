@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import Diagnostic, Place
+from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.fixed import ask
 from flowgraph.passes.sizes import rows_per_step
@@ -151,7 +151,7 @@ def _alone(graph: Graph, batch: Node, lag: int) -> Iterator[Diagnostic]:
         help = f"set capacity: {lag}, or raise max_lag to {queue}"
         yield Diagnostic("FG402", decl.capacity_place or decl.place, message, help)
     for node in (*makers_of(graph, batch), *pools_of(graph, batch)):
-        size, option = _held(graph, node, node.config), _deciding(graph, node)
+        size, option = _held(graph, node, node.config), deciding(graph, node)
         if size is not None and option and (stale := -(-size // b) - 1) > lag:
             holds = (
                 f"{node.name} may have {size} rows in flight"
@@ -160,7 +160,7 @@ def _alone(graph: Graph, batch: Node, lag: int) -> Iterator[Diagnostic]:
             )
             message = f"{holds}, in batches of {b}, which alone makes them {_stale(stale)}; max_lag is {lag}"
             help = f"set {option} for at most {(lag + 1) * b} rows, or raise max_lag to {stale}"
-            yield Diagnostic("FG402", _place(graph, node, option), message, help)
+            yield Diagnostic("FG402", graph.option_place(node, option), message, help)
 
 
 def _stale(versions: int) -> str:
@@ -175,17 +175,11 @@ def _held(graph: Graph, node: Node, config: Mapping[str, Any]) -> int | None:
     return ask(graph, node, facts.room, node.spec.state(), config=config)
 
 
-def _deciding(graph: Graph, node: Node) -> str:
+def deciding(graph: Graph, node: Node) -> str:
     """The option under `with:` that decides how many rows a hop may have; "" when it is the hop's own default."""
     size = _held(graph, node, node.config)
     rest = {name: {k: v for k, v in node.config.items() if k != name} for name in node.config}
     return next((name for name, config in rest.items() if _held(graph, node, config) != size), "")
-
-
-def _place(graph: Graph, node: Node, name: str) -> Place:
-    config = graph.file.hops[node.name].config
-    given = config.value if config is not None and isinstance(config.value, dict) else {}
-    return given[name].place if name in given else node.place
 
 
 def _syncs(graph: Graph, lag: int) -> Iterator[Diagnostic]:
@@ -217,7 +211,7 @@ def _over(graph: Graph, s: Staleness, lag: int) -> Diagnostic:
     if batch.capacity is not None and queue >= 0:
         place, help = decl.capacity_place or decl.place, f"set capacity: {queue} for {batch.name}"
     elif pools and rows >= s.b:
-        place = _place(graph, pools[0], _deciding(graph, pools[0]))
+        place = graph.option_place(pools[0], deciding(graph, pools[0]))
         help = f"give {pools[0].name} room for at most {rows} rows"
     else:
         place, help = (

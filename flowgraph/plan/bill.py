@@ -9,6 +9,7 @@ import msgspec
 from flowgraph.plan.held import held
 from flowgraph.plan.plan import Hop, Plan, Seam, SeamField
 
+NOBODY = " → nobody"  # a column that is written, and that no hop reads
 PASSING = " passing through"  # blocks of another owner's hop, on their way through the driver's memory
 
 
@@ -60,7 +61,7 @@ def traffic(plan: Plan, owner: str) -> Cost:
     """
     if owner == "driver":
         fields = [(_name(s), *f.driver, f.priced) for s in plan.seams for f in s.fields]
-        return _sum([*fields, *((f"{hop} → nobody", *through, True) for hop, through in plan.unread.items())])
+        return _sum([*fields, *((hop + NOBODY, *through, True) for hop, through in plan.unread.items())])
     crossing = [(s, [f for f in s.fields if _crosses(plan, s, f, owner)]) for s in plan.seams]
     return _cost((_name(seam), field) for seam, fields in crossing for field in fields)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
-from flowgraph.passes.check_types import COUNTED
-from flowgraph.plan.bill import PASSING, Bill, Cost, bill
+from flowgraph.passes.sizes import COUNTED
+from flowgraph.plan.bill import NOBODY, PASSING, Bill, Cost, bill
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.budgets import ARENAS, BudgetDecl
 from flowgraph.spec.dims import parse
@@ -48,9 +48,18 @@ def _exceeded(plan: Plan, budget: BudgetDecl, cost: Cost, spent: float) -> Diagn
     over = size_text(spent - budget.amount.nbytes)
     message = f"{budget.name} {does}, {over} over its budget of {budget.amount.text}: {parts}{rest}"
     largest = " → ".join(budget.seam) if budget.seam else cost.parts[0][0]
-    cut = f"read less over {largest}" if step else _smaller(plan, largest)
+    cut = _less(plan, budget, cost, largest) if step else _smaller(plan, largest)
     help = f"{cut}, or raise the budget to {enough(spent)}{step}"
     return Diagnostic("FG502", budget.place, message, help)
+
+
+def _less(plan: Plan, budget: BudgetDecl, cost: Cost, largest: str) -> str:
+    """What lets fewer bytes cross: the passes that are left out and keep payload off the driver, before all else."""
+    off = []
+    if budget.name == "driver":
+        unread = any(name.endswith(NOBODY) for name, _ in cost.parts)
+        off = ["project"] * unread + ["defer"] * ("defer" not in plan.passes)
+    return f"leave {' and '.join(off)} on" if off else f"read less over {largest}"
 
 
 def _smaller(plan: Plan, part: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 class Measured(msgspec.Struct, frozen=True):
     """Totals over `steps` steps.
 
-    read: `reader.port` → bytes; wrote: `hop.column` → bytes; control_bytes: messages
+    read: `reader.port` → bytes; wrote: `hop.column` → bytes; control_bytes: messages, without the start
     driver_bytes: payload that passed through the driver's memory
     lengths: reader → writer → sizes of a block, joined by commas → how many such blocks it read
     """

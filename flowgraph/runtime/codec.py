@@ -7,7 +7,7 @@ must agree on every dim that two ports share.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,18 +35,22 @@ class Inputs(NamedTuple):
 
 
 def checked(
-    hop: Hop, values: Mapping[str, Any], known: Mapping[str, int] | None = None
+    hop: Hop,
+    columns: Iterable[Column],
+    values: Mapping[str, Any],
+    known: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Every output that is looked at, as what would be stored of it, and the sizes that they bind.
+    """These outputs as what would be stored of them, and the sizes that they bind.
 
     known: sizes of dims in what the hop read, which its outputs must have too
-    Raises PayloadError naming hop, column, what it is and what it should be.
+    Raises PayloadError naming hop, column, what it is and what it should be; PromiseBroken for integers out of range.
     """
     raw: dict[str, Any] = {}
     sizes = dict(known or {})
-    for column in hop.checked:
+    for column in columns:
         raw[column.name] = value = _raw(hop, column, values[column.name])
         if column.kind == "array":
+            wire.check_range(hop.name, column, value)
             _bind(hop, column, value.shape, sizes)
         elif column.shape:
             _bind(hop, column, (len(values[column.name]),), sizes)
@@ -67,7 +71,7 @@ def write(
     lease: any, where no column has a place
     inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
-    raw, sizes = checked(hop, values, inputs.sizes if inputs else None)
+    raw, sizes = checked(hop, hop.checked, values, inputs.sizes if inputs else None)
     env = {**(inputs.values if inputs else {}), **values}
     for column in hop.written:
         if column.kind == "tensors":
@@ -88,17 +92,21 @@ def write(
     return tuple(sizes[d] for d in hop.dims), {name: s.nbytes for name, s in where.items()}
 
 
-def verify(hop: Hop, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Verify mode: every array is of its port's type, and what is promised of it holds. Raises by name."""
-    env = {**inputs, **values}
+def verify(hop: Hop, values: Mapping[str, Any], inputs: Inputs | None = None) -> None:
+    """Verify mode: every output is of its port's type, read or not, and what is promised of it holds.
+
+    Raises PayloadError and PromiseBroken.
+    """
+    raw, _ = checked(hop, hop.columns, values, inputs.sizes if inputs else None)
+    env = {**(inputs.values if inputs else {}), **raw}
     for column in hop.columns:
         if column.kind == "array":
-            wire.verify(hop.name, column, _raw(hop, column, values[column.name]), env)
+            wire.verify(hop.name, column, raw[column.name], env)
 
 
 def hand_on(hop: Hop, values: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, Any]:
     """ "hop.column" → value for hops of the same group: checked, read-only, and as it would be after crossing."""
-    raw, _ = checked(hop, values, known)
+    raw, _ = checked(hop, hop.checked, values, known)
     out: dict[str, Any] = {}
     for column in (c for c in hop.checked if c.kind != "tensors"):
         value = raw[column.name]

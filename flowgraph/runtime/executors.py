@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -23,9 +24,20 @@ from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode, frame
 from flowgraph.runtime.worker import Worker, failed
 
+# What most likely stands behind a signal, and what to do. Whoever sends one says nothing.
+MEMORY = (
+    "most likely the kernel, for want of memory: lower dims.group or the engine's slots, or allow it more; "
+)
+SIGNALS: dict[int, str] = {
+    signal.SIGKILL: MEMORY,
+    signal.SIGTERM: "someone ended it, or the machine is shutting down: start the run again; ",
+    signal.SIGSEGV: "a native library failed: run with --executor inproc to see in which hop; ",
+    signal.SIGBUS: MEMORY,
+}
+
 
 class Executor(Protocol):
-    """Workers of every owner but the driver. control_bytes: message bytes that the driver sent and received."""
+    """Workers of every owner but the driver. control_bytes: of messages to and from the driver, of steps."""
 
     control_bytes: int
 
@@ -253,12 +265,12 @@ class Processes:
         except subprocess.TimeoutExpired:
             code = None
         how = "closed its connection" if code is None else f"ended with exit code {code}"
+        why = ""
         if code is not None and code < 0:
             how = f"was killed by signal {-code}"
-        raise WorkerDied(
-            f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}",
-            f"see {link.log}",
-        )
+            why = SIGNALS.get(-code, "")
+        message = f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}"
+        raise WorkerDied(message, f"{why}see {link.log}")
 
     def stop(self, grace: float) -> None:
         links, self.links = self.links, {}

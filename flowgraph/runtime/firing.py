@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from flowgraph.errors import HopError, PayloadError, RunError
+from flowgraph.errors import HiddenState, HopError, PayloadError, PromiseBroken, RunError
 from flowgraph.runtime.messages import Block, Failed
 from flowgraph.runtime.rows import Record
+from flowgraph.spec.types import Row
 
-ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError)}
+ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError, PromiseBroken, HiddenState)}
 
 
 class Firing(msgspec.Struct):
@@ -25,12 +26,17 @@ class Firing(msgspec.Struct):
     blocks: dict[str, list[Block]] = {}
 
 
-def who(firing: Firing) -> str:
+def who(firing: Firing, member: int = -1) -> str:
     """The row that a firing works on, for messages."""
-    if firing.record is None:
-        return ""
-    row = firing.record.row
-    return f" (step {row.key + 1})" if row.kind == "step" else f" ({row.kind} {row.key}, uid {row.uid})"
+    return said_of(firing.record.row, member) if firing.record is not None else ""
+
+
+def said_of(row: Row, member: int = -1) -> str:
+    """A row, for messages. member: which of the rows that a step is made from is meant."""
+    if row.kind != "step":
+        return f" ({row.kind} {row.key}, uid {row.uid})"
+    one = row.parents[member] if member >= 0 else None
+    return f" (step {row.key + 1}" + (f", {one.kind} {one.key}, uid {one.uid})" if one else ")")
 
 
 def error_of(message: Failed, where: str = "") -> RunError:
@@ -38,3 +44,8 @@ def error_of(message: Failed, where: str = "") -> RunError:
     error = ERRORS.get(message.code, HopError)(message.error + where, message.help)
     error.__notes__ = [message.detail]
     return error
+
+
+def with_row(error: RunError, where: str) -> RunError:
+    """The same error, and where it was."""
+    return type(error)(error.message + where, error.help)

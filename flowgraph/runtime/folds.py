@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import FlowgraphError, HopError, PayloadError
+from flowgraph.errors import FlowgraphError, HiddenState, HopError, PayloadError
 from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime import purity
+from flowgraph.runtime.firing import said_of, with_row
 from flowgraph.runtime.worker import fill
 from flowgraph.spec.types import Dropped, Row
 
@@ -42,6 +44,7 @@ class Folds:
     def __init__(self, plan: Plan, resources: Mapping[str, Any]) -> None:
         self.all = {name: _make(hop, resources) for name, hop in plan.hops.items() if hop.kind == "fold"}
         self.latest: dict[tuple[str, str], Any] = {}
+        self.verify = plan.verify
 
     def next(self, has_credit: Callable[[Hop], bool]) -> tuple[Fold, str, Any] | None:
         """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
@@ -68,14 +71,23 @@ class Folds:
         return [row for row in rows if row.kind == watched[0].rows]
 
     def fire(self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a fold once; its outputs by name. Raises HopError when it raises, PayloadError for a wrong output."""
+        """Call a fold once; its outputs by name.
+
+        Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
+        """
         ports: dict[str, Any] = dict(columns)
         for watch in fold.hop.watches:
             empty: Any = () if watch.rows else 0
             newest = self.latest.get((watch.producer, watch.output), empty)
             ports[watch.port] = newest if watch.mode == "latest" else value if watch.port == port else None
         try:
-            result = fold.step(fold.state, **ports)
+            if self.verify:
+                who = f"fold {fold.hop.name}"
+                result = purity.step(who, fold.step, fold.state, ports, fold.hop.resources)
+            else:
+                result = fold.step(fold.state, **ports)
+        except HiddenState as error:
+            raise with_row(error, said_of(value) if isinstance(value, Row) else "") from error
         except FlowgraphError:
             raise
         except Exception as error:

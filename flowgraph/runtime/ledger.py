@@ -11,6 +11,7 @@ from flowgraph.errors import LedgerError
 Living = Literal["in flight", "ready"]
 Place = Literal[Living, "consumed", "dropped"]
 MOVES: dict[Living, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
+VERBS: dict[Place, str] = {"in flight": "dispatch", "ready": "take", "consumed": "choose", "dropped": "drop"}
 
 
 class Counts(msgspec.Struct):
@@ -30,23 +31,23 @@ class Ledger:
         self.place: dict[int, Living] = {}
         self.counts = Counts()
 
-    def register(self, key: int) -> None:
+    def register(self, key: int, by: str) -> None:
+        """by: the hop that made the trajectory."""
         if key in self.place:
-            raise LedgerError(
-                f"trajectory {key} was dispatched twice", "give each emitted row a sample of its own"
-            )
+            help = f"make each row that {by} emits a new one"
+            raise LedgerError(f"hop {by} dispatched trajectory {key} twice", help)
         self.place[key] = "in flight"
         self.counts.dispatched += 1
         self.counts.in_flight += 1
 
-    def move(self, key: int, to: Place, reason: str = "") -> None:
-        """Raises LedgerError for a trajectory that is unknown, or not where it would have to be."""
+    def move(self, key: int, to: Place, by: str, reason: str = "") -> None:
+        """by: the hop that decided it. Raises LedgerError for a trajectory that is unknown, or elsewhere."""
         at = self.place.get(key)
         if at is None or to not in MOVES.get(at, ()):
-            raise LedgerError(
-                f"trajectory {key} can't become {to}: it is {at or 'over, or unknown'}",
-                "report which hop moved it twice",
-            )
+            state = f"it is {at}" if at else "it was consumed or dropped before"
+            wanted = " or ".join(place for place in MOVES if to in MOVES[place])
+            help = f"let {by} {VERBS[to]} a trajectory once, and only one that is {wanted}"
+            raise LedgerError(f"hop {by} can't {VERBS[to]} trajectory {key}: {state}", help)
         self._add(at, -1)
         if to == "dropped":
             self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1

@@ -86,13 +86,17 @@ class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes."""
+    """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes.
+
+    member: which of the rows that a step is made from is at fault, when that is known, else -1
+    """
 
     id: int
     code: str
     error: str
     help: str
     detail: str
+    member: int = -1
 
 
 class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -16,8 +16,9 @@ from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import codec
 from flowgraph.runtime.arena import map_all, regions
+from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.executors import Executor, worker_owners
-from flowgraph.runtime.firing import Firing, error_of, who
+from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Part
@@ -92,6 +93,7 @@ class Ring:
                 if isinstance(message, Failed):
                     raise error_of(message)
                 waiting.pop(owner, None)
+        self.executor.control_bytes = 0  # the plan that every worker got is no step's
         for name, hop in self.plan.hops.items():
             for output, value in hop.initial.items():
                 self._publish(name, output, value)
@@ -111,7 +113,7 @@ class Ring:
                 self._take(self.inbox.popleft()[1])
         for key, place in list(self.ledger.place.items()):
             if place in ("in flight", "ready"):
-                self.ledger.move(key, "dropped", "run ended")
+                self.ledger.move(key, "dropped", "the run", "run ended")
         self.ledger.check()
 
     def _finished(self) -> bool:
@@ -138,11 +140,20 @@ class Ring:
         """The next messages. Raises RunError at once when nothing is in flight, DeadlineError when one is late."""
         if not self.in_flight:
             counts = self.ledger.counts
-            queued = "".join(f"; {n} rows wait for {name}" for name, n in self.folds.waiting().items())
+            waiting = self.folds.waiting()
+            queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
+            at = (
+                f"look at the options of {' and '.join(waiting)}"
+                if waiting
+                else "look at the options of the batch"
+            )
+            help = f"a fold waits for more rows than it admits: {at}"
+            if self.ended:
+                help = "the dataset ended before a batch was complete: give it more rows, or lower dims.group"
             raise RunError(
                 f"nothing can fire at step {self.steps_done}: "
                 f"in flight {counts.in_flight}, ready {counts.ready}{queued}",
-                "a fold waits for more rows than it admits, or the dataset is exhausted; look at its options",
+                help,
             )
         oldest = min(self.in_flight.values(), key=lambda f: f.began)
         deadline = self.plan.run.deadline
@@ -182,7 +193,7 @@ class Ring:
     def _step(self, fold: Fold, port: str, value: Any) -> None:
         """Fire a fold once, and carry out its decisions."""
         if isinstance(value, Row) and port in fold.queues:
-            self._taken(value)
+            self._taken(value, fold.hop.name)
         made = False
         for name, output in self.folds.fire(fold, port, value, self._columns(fold, value)).items():
             kind = fold.hop.outputs[name]
@@ -219,10 +230,10 @@ class Ring:
             fold.read[key] = inputs.values
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
-    def _taken(self, row: Row) -> None:
+    def _taken(self, row: Row, fold: str) -> None:
         """A row leaves a queue for a fold: a finished trajectory is ready; whoever made the row may go on."""
         if self.table.take(row) and row.kind == "trajectory":
-            self.ledger.move(row.key, "ready")
+            self.ledger.move(row.key, "ready", fold)
         self.folds.wake_all()
 
     # --- rows -------------------------------------------------------------------------------------------------
@@ -233,19 +244,24 @@ class Ring:
         parents = tuple(fields.pop("parents", ()))
         record = self.table.create(hop.name, parents, int(fields.pop("tag", 0)))
         if hop.rows == "trajectory":
-            self.ledger.register(record.row.key)
+            self.ledger.register(record.row.key, hop.name)
             self.table.close_groups_before(parents[0])
         if hop.rows == "step":
             for parent in parents:
-                self.ledger.move(parent.key, "consumed")
+                self.ledger.move(parent.key, "consumed", hop.name)
                 self.table.of(parent).closed = True
         leases = self.table.lease(hop.name)
         sizes: tuple[int, ...] = ()
-        if self.plan.verify:
-            codec.verify(hop, fields, {})
-        if leases:
-            sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
-            self.meter.count(hop, {}, wrote, {})
+        try:
+            if self.plan.verify:
+                codec.verify(hop, fields)
+            if leases:
+                sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
+                self.meter.count(hop, {}, wrote, {})
+        except RunError as error:
+            leaves = [parent.dims.get("leaf", 1) for parent in parents]
+            member = member_of(error, self.plan, hop, fields, leaves)
+            raise with_row(error, said_of(record.row, member)) from error
         self._give(record, hop.name, leases.get(hop.name, -1), sizes)
 
     def _give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
@@ -282,7 +298,7 @@ class Ring:
         self.folds.wake_all()
 
     def _drop(self, hop: str, output: str, item: Dropped) -> None:
-        self.ledger.move(item.row.key, "dropped", item.reason)
+        self.ledger.move(item.row.key, "dropped", hop, item.reason)
         self.table.close(self.table.of(item.row))
         self._publish(hop, output, item)
 
@@ -361,7 +377,8 @@ class Ring:
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Failed):
-            raise error_of(message, who(self.in_flight[message.id]) if message.id in self.in_flight else "")
+            firing = self.in_flight.get(message.id)
+            raise error_of(message, who(firing, message.member) if firing is not None else "")
         if not isinstance(message, Done):
             return
         firing = self.in_flight.pop(message.id)

@@ -81,7 +81,7 @@ class Table:
             if not slots.can_allocate():
                 raise RunError(
                     f"hop {name} has no free block: {slots.capacity} are alive",
-                    "a hop makes more rows than dims and max_lag admit",
+                    f"let {hop} make no more rows than dims and max_lag admit, or raise max_lag",
                 )
             out[name] = slots.allocate()
         return out

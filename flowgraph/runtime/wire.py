@@ -23,15 +23,17 @@ A = npt.NDArray[Any]
 
 
 def pack(who: str, column: Column, value: A, env: Mapping[str, Any]) -> A:
-    """The array that lies in a block: for a Prefix its raw bytes. Raises PromiseBroken for integers beyond their bound.
+    """The array that lies in a block: for a Prefix its raw bytes. Integers are below their bound, see `check_range`.
 
-    who: the hop, for messages.
+    who: the hop, for messages. Raises PromiseBroken when the bounds that a form needs do not part the value into rows.
     """
     form = column.form
+    if isinstance(form, PerRow | Prefix):
+        _check_bounds(who, column, form.bounds, value, env)
     if isinstance(form, PerRow):
         value = _first(form, value, env)
     if column.stored != column.dtype:
-        value = _narrowed(who, column, value)
+        value = value.astype(dtype_of(column.stored))
     if isinstance(form, Bits):
         return np.packbits(value.reshape(-1))
     return _prefixed(form, value, env) if isinstance(form, Prefix) else value
@@ -49,51 +51,82 @@ def unpack(column: Column, stored: A, shape: tuple[int, ...], env: Mapping[str, 
     return _spread(form, value, env) if isinstance(form, PerRow) else value
 
 
+# --- promises --------------------------------------------------------------------------------------------------
+
+
+def check_range(who: str, column: Column, value: A) -> None:
+    """In every mode: integers lie in the range that is promised of them. Raises PromiseBroken naming the element."""
+    flat = value.reshape(-1)
+    for below in (promise.below for promise in column.promises if isinstance(promise, Range)):
+        odd = np.flatnonzero((flat < 0) | (flat >= below))
+        if len(odd):
+            at = int(odd[0])
+            raise _broken(who, column, f"element {at} is {flat[at]}, and the bound is {below}", at, value)
+
+
 def verify(who: str, column: Column, value: A, env: Mapping[str, Any]) -> None:
-    """Verify mode: the value is what its promises say. Raises PromiseBroken naming hop, field and element."""
+    """Verify mode: the value is what its promises say. Raises PromiseBroken naming hop, column and element."""
+    check_range(who, column, value)
     for promise in column.promises:
         if isinstance(promise, Derived):
-            made = np.asarray(import_object(promise.by)(*(env[name] for name in promise.sources)))
-        elif isinstance(promise, Range):
-            _in_range(who, column, value, promise.below)
-            continue
-        else:
+            _same(who, column, value, _derived(who, column, promise, env))
+        elif not isinstance(promise, Range):
             as_promised = msgspec.structs.replace(
                 column, form=promise, stored=column.dtype, stored_shape=column.shape
             )
-            made = unpack(as_promised, pack(who, as_promised, value, env), value.shape, env)
-        _same(who, column, value, made)
+            _same(
+                who, column, value, unpack(as_promised, pack(who, as_promised, value, env), value.shape, env)
+            )
+
+
+def _derived(who: str, column: Column, promise: Derived, env: Mapping[str, Any]) -> A:
+    try:
+        return np.asarray(import_object(promise.by)(*(env[name] for name in promise.sources)))
+    except Exception as error:  # a user's function
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise _broken(who, column, f"{promise.by} raises {said} for {', '.join(promise.sources)}") from error
 
 
 def _same(who: str, column: Column, value: A, made: A) -> None:
     if made.dtype != value.dtype or made.shape != value.shape:
-        raise _broken(
-            who, column, f": it is {value.dtype}{list(value.shape)}, not {made.dtype}{list(made.shape)}"
-        )
+        raise _broken(who, column, f"it is {_type(value)}, and would have to be {_type(made)}")
     bits = np.dtype(f"u{value.dtype.itemsize}")  # so that NaN equals itself, and 0.0 is not -0.0
     given, wanted = (np.ascontiguousarray(one).reshape(-1) for one in (value, made))
     differs = np.flatnonzero(given.view(bits) != wanted.view(bits))
     if len(differs):
         at = int(differs[0])
-        raise _broken(who, column, f": element {at} is {given[at]}, and would have to be {wanted[at]}")
+        text = f"element {at} is {given[at]}, and would have to be {wanted[at]}"
+        raise _broken(who, column, text, at, value)
 
 
-def _in_range(who: str, column: Column, value: A, below: int) -> None:
-    odd = np.flatnonzero((value.reshape(-1) < 0) | (value.reshape(-1) >= below))
-    if len(odd):
-        at = int(odd[0])
-        raise _broken(who, column, f": element {at} is {value.reshape(-1)[at]}, and the bound is {below}")
+def _check_bounds(who: str, column: Column, port: str, value: A, env: Mapping[str, Any]) -> None:
+    bounds = _bounds(port, env)
+    if len(bounds) and bounds[0] == 0 and bounds[-1] == len(value) and not (bounds[1:] < bounds[:-1]).any():
+        return
+    said = f"{port} is {np.array2string(bounds, threshold=8)}, and would have to rise from 0 to {len(value)}"
+    raise _broken(who, column, said)
 
 
-def _broken(who: str, column: Column, where: str) -> PromiseBroken:
-    text = f"hop {who} breaks the promise {', '.join(column.facts)} of {column.name}{where}"
-    return PromiseBroken(text, f"keep the promise in the hop, or take it off the annotation of {column.name}")
+def _bounds(port: str, env: Mapping[str, Any]) -> A:
+    """Where rows begin and end, in a dtype that can be reckoned with."""
+    return np.asarray(env[port]).astype(np.int64, copy=False)
 
 
-def _narrowed(who: str, column: Column, value: A) -> A:
-    limit = int(np.iinfo(dtype_of(column.stored)).max)
-    _in_range(who, column, value, limit + 1)
-    return value.astype(dtype_of(column.stored))
+def _type(value: A) -> str:
+    return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+
+
+def _broken(
+    who: str, column: Column, what: str, at: int | None = None, value: A | None = None
+) -> PromiseBroken:
+    """at: the element at fault, counted over the whole value; the error knows its place along the first dim."""
+    error = PromiseBroken(
+        f"hop {who} breaks the promise {', '.join(column.facts)} of {column.name}: {what}",
+        f"keep the promise in the hop, or take it off the annotation of {column.name}",
+    )
+    if at is not None and value is not None and value.ndim:
+        error.at = column.shape[0], at // max(1, value[0].size)
+    return error
 
 
 # --- one value a row -------------------------------------------------------------------------------------------
@@ -101,7 +134,7 @@ def _narrowed(who: str, column: Column, value: A) -> A:
 
 def _carriers(form: PerRow, env: Mapping[str, Any]) -> tuple[A, A, A]:
     """(bounds, for each row the place of its carrying token, whether it has one)."""
-    bounds = np.asarray(env[form.bounds])
+    bounds = _bounds(form.bounds, env)
     starts, ends = bounds[:-1], bounds[1:]
     if not form.mask:
         at = ends - 1 if form.last else starts
@@ -118,30 +151,34 @@ def _carriers(form: PerRow, env: Mapping[str, Any]) -> tuple[A, A, A]:
 
 def _first(form: PerRow, value: A, env: Mapping[str, Any]) -> A:
     _, at, carried = _carriers(form, env)
-    out = np.zeros(len(at), value.dtype)
+    out = np.zeros((len(at), *value.shape[1:]), value.dtype)
     out[carried] = value[at[carried]]
     return out
 
 
 def _spread(form: PerRow, rows: A, env: Mapping[str, Any]) -> A:
     bounds, at, carried = _carriers(form, env)
-    length = int(bounds[-1]) if len(bounds) else 0
+    out = np.zeros((int(bounds[-1]), *rows.shape[1:]), rows.dtype)
     if form.last:
-        out = np.zeros(length, rows.dtype)
         out[at[carried]] = rows[carried]
         return out
-    tiled = np.repeat(rows, np.diff(bounds))
-    return np.where(np.asarray(env[form.mask]), tiled, np.zeros((), rows.dtype)) if form.mask else tiled
+    tiled = np.repeat(rows, np.diff(bounds), axis=0)
+    if not form.mask:
+        return tiled
+    valid = np.flatnonzero(env[form.mask])
+    out[valid] = tiled[valid]
+    return out
 
 
 # --- shared prefixes -------------------------------------------------------------------------------------------
 
 
 def _prefixed(form: Prefix, value: A, env: Mapping[str, Any]) -> A:
-    bounds = np.asarray(env[form.bounds])
-    shared = np.zeros(max(0, len(bounds) - 1), np.int32)
+    bounds = _bounds(form.bounds, env)
+    shared = np.zeros(len(bounds) - 1, np.int32)
     rest: list[A] = []
-    value = value.view(f"u{value.dtype.itemsize}")  # bits: 0.0 and -0.0 are equal, and not the same
+    bits = f"u{value.dtype.itemsize}"  # so that 0.0 is not shared with -0.0
+    value = np.ascontiguousarray(value).view(bits)
     before = value[:0]
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         row = value[start:end]
@@ -151,15 +188,15 @@ def _prefixed(form: Prefix, value: A, env: Mapping[str, Any]) -> A:
         rest.append(row[shared[i] :])
         before = row
     whole = np.concatenate([value[:0], *rest])
-    return np.concatenate([shared.view(np.uint8), np.ascontiguousarray(whole).view(np.uint8)])
+    return np.concatenate([shared.view(np.uint8), whole.view(np.uint8)])
 
 
 def _expanded(form: Prefix, column: Column, stored: A, env: Mapping[str, Any]) -> A:
-    bounds = np.asarray(env[form.bounds])
-    count = max(0, len(bounds) - 1)
+    bounds = _bounds(form.bounds, env)
+    count = len(bounds) - 1
     shared = stored[: 4 * count].view(np.int32)
     rest = stored[4 * count :].view(dtype_of(column.stored))
-    out = np.empty(int(bounds[-1]) if count else 0, rest.dtype)
+    out = np.empty(int(bounds[-1]), rest.dtype)
     taken, before = 0, 0
     for start, end, same in zip(bounds[:-1], bounds[1:], shared, strict=True):
         out[start : start + same] = out[before : before + same]

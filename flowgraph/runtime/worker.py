@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flowgraph.errors import RunError
+from flowgraph.errors import PromiseBroken, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
-from flowgraph.runtime import codec
+from flowgraph.runtime import codec, purity
 from flowgraph.runtime.arena import Arena, map_all
+from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -128,7 +129,11 @@ class Worker:
                 began = time.monotonic()
                 hop = self.hops[name]
                 read = reader.inputs(hop, fire.blocks, leaves, handed)
-                result = self.calls[name](**read.values, **fire.values)
+                call, values = self.calls[name], {**read.values, **fire.values}
+                if self._verifies(hop):
+                    result = purity.call(f"hop {name}", call, values, hop.resources)
+                else:
+                    result = call(**values)
                 parts.append(self._part(hop, fire, result, read, began, handed))
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
@@ -141,7 +146,11 @@ class Worker:
         try:
             began = time.monotonic()
             read = codec.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
-            result = await self.calls[hop.name](**read.values, **fire.values)
+            call, values = self.calls[hop.name], {**read.values, **fire.values}
+            if self._verifies(hop):
+                result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
+            else:
+                result = await call(**values)
             self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
@@ -149,18 +158,25 @@ class Worker:
                 raise
             self.send(failed(fire.id, f"hop {hop.name}", error))
 
+    def _verifies(self, hop: Hop) -> bool:
+        return self.plan.verify and hop.kind == "hop"
+
     def _part(
         self, hop: Hop, fire: Fire, result: Any, read: codec.Inputs, began: float, handed: dict[str, Any]
     ) -> Part:
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        if self.plan.verify:
-            codec.verify(hop, outputs, read.values)
         omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
         lease = fire.leases.get(hop.name, -1)
-        sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], lease, omit, read)
-        if hop.group:
-            handed |= codec.hand_on(hop, outputs, read.sizes)
+        try:
+            if self.plan.verify:
+                codec.verify(hop, outputs, read)
+            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], lease, omit, read)
+            if hop.group:
+                handed |= codec.hand_on(hop, outputs, read.sizes)
+        except PromiseBroken as error:
+            error.member = member_of(error, self.plan, hop, {**read.values, **outputs}, fire.leaves)
+            raise
         values = {name: outputs[name] for name, kind in hop.outputs.items() if kind == "value"}
         scalars: dict[str, float] = {}
         for name, kind in hop.outputs.items():
@@ -183,7 +199,8 @@ def failed(id: int, where: str, error: BaseException) -> Failed:
     """What the driver needs to raise the same error by name."""
     detail = "".join(traceback.format_exception(error))
     if isinstance(error, RunError):
-        return Failed(id, error.code, error.message, error.help, detail)
+        member = error.member if isinstance(error, PromiseBroken) else -1
+        return Failed(id, error.code, error.message, error.help, detail, member)
     help = "the traceback is in error.txt of the run directory"
     return Failed(id, "FG902", f"{where}: {type(error).__name__}: {error}", help, detail)
 

@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "FG204": "a dim without a size",
     "FG205": "a hop that can't be split as it says",
     "FG206": "a fact that nothing can be made of",
+    "FG207": "one dim is two things",
     "FG301": "an owner that is not there or lacks the resource",
     "FG302": "two writers of one value",
     "FG303": "a value is read after it died",

@@ -38,6 +38,13 @@ def build_config(spec: HopSpec, values: dict[str, Any]) -> dict[str, Any]:
     return {name: convert_value(value, wanted[name]) for name, value in values.items()}
 
 
+def is_callable(wanted: Any) -> bool:
+    """Whether an option is a function, or one that may be left out."""
+    return any(
+        (typing.get_origin(a) or a) is collections.abc.Callable for a in (wanted, *typing.get_args(wanted))
+    )
+
+
 def convert_value(value: Any, wanted: Any) -> Any:
     """A plain value as `wanted`. For a callable: an import path, or {use: path, …} for a factory and its arguments."""
     if typing.get_origin(wanted) in (typing.Union, types.UnionType):

@@ -26,7 +26,8 @@ class FactError(HopTypeError):
 def companions(spec: HopSpec, port: Port, fact: T.LastToken | T.TiledOver | T.Shared) -> tuple[str, str]:
     """The ports of a hop that a fact speaks of: bounds of the rows, and what is valid ("" when every token is).
 
-    They are sought among the ports of the same side first: an output has its own bounds where the hop gives any.
+    They are sought among the ports of the same side first: an output has its own bounds where the hop gives any. What a
+    fold reads is of other rows than those that it makes. A value of several dims is valid or not along its first.
     Raises FactError naming what is missing or ambiguous.
     """
     who = f"{type(fact).__name__}({fact.dim!r}) of port {port.name} of {spec.use}"
@@ -34,17 +35,26 @@ def companions(spec: HopSpec, port: Port, fact: T.LastToken | T.TiledOver | T.Sh
         bounds_shape = (parse(fact.dim) + integer(1),)
     except ValueError as error:
         raise FactError(f"{who}: {error}", 'name the dim of the rows, e.g. "leaf"') from None
-    sides = (spec.inputs, spec.columns) if port in spec.inputs else (spec.columns, spec.inputs)
+    read = spec.inputs if spec.facts.kind != "fold" else ()
+    sides = (spec.inputs, spec.columns) if port in spec.inputs else (spec.columns, read)
     where = [[p for p in side if p != port and not p.optional and p.kind == "array"] for side in sides]
     fits = [[p for p in side if p.shape == bounds_shape and p.dtype in T.INTEGERS] for side in where]
     wanted = f"an integer port of shape {fact.dim}+1"
     bounds = _one(who, "bounds", fact.bounds, fits, wanted)
     if not bounds:
-        raise FactError(f"{who} needs {wanted}, and there is none", f"take or give {wanted}")
+        known = {str(p.shape[0]).removesuffix("+1"): p.name for side in where for p in side if _is_bounds(p)}
+        help = f'take or give one, such as {fact.dim}_offsets: Int64[Array, "{fact.dim}+1"]'
+        if known:
+            help = f"name {' or '.join(known)}, whose bounds are {' or '.join(known.values())}; or {help}"
+        raise FactError(f"{who} needs {wanted}, and there is none", help)
     if isinstance(fact, T.Shared):
         return bounds, ""
-    masks = [[p for p in side if p.shape == port.shape and T.Mask() in p.facts] for side in where]
-    return bounds, _one(who, "mask", fact.mask, masks, f"a Mask port of the shape of {port.name}")
+    masks = [[p for p in side if p.shape == port.shape[:1] and T.Mask() in p.facts] for side in where]
+    return bounds, _one(who, "mask", fact.mask, masks, f"a Mask port of shape {port.shape[0]}")
+
+
+def _is_bounds(port: Port) -> bool:
+    return port.dtype in T.INTEGERS and len(port.shape) == 1 and str(port.shape[0]).endswith("+1")
 
 
 def _one(who: str, what: str, named: str, sides: Sequence[Sequence[Port]], wanted: str) -> str:

@@ -132,14 +132,14 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
 def _size(reader: Reader, name: str, node: Located) -> Size:
     what = f"dims.{name}"
     size: Size
+    help = f"write {name}: 8, or {name}: {{mean: 4, max: 8}}"
     if isinstance(node.value, dict):
-        size = reader.convert(node, Size, what, Size(1, 1))
+        size = reader.convert(node, Size, what, Size(1, 1), help)
     elif isinstance(node.value, int) and not isinstance(node.value, bool):
         size = Size(mean=node.value, max=node.value)
     elif node.unread:
         size = Size(1, 1)
     else:
-        help = f"write {name}: 8, or {name}: {{mean: 4, max: 8}}"
         reader.error(
             "FG106", node.place, f"{what} must be a whole number or a mean and a max, not {shown(node)}", help
         )

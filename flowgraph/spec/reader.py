@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from flowgraph.errors import Diagnostic, Place
 from flowgraph.spec.source import Located
@@ -100,15 +101,46 @@ class Reader:
         unsure = meant.values() if whole and len(meant) == len(unknown) else keys
         return Record({k: v for k, v in values.items() if k in keys}, frozenset(unsure) - values.keys())
 
-    def convert(self, node: Located, kind: Any, what: str, default: Any) -> Any:
+    def convert(self, node: Located, kind: Any, what: str, default: Any, help: str = "") -> Any:
         """The value as `kind`, or a finding and `default`."""
         if node.unread:
             return default
         try:
             return msgspec.convert(node.plain(), kind, strict=True)
         except msgspec.ValidationError as error:
-            self.error("FG106", node.place, f"{what}: {lower_first(error)}", f"mend the value of {what}")
+            help = help or f"write {form_of(kind) or 'another value'} for {what}"
+            self.error("FG106", node.place, f"{what}: {lower_first(error)}", help)
             return default
+
+
+def form_of(kind: Any) -> str:
+    """What is written for a value of a type, in words: `a whole number of at least 1`; "" where words don't help."""
+    try:
+        return _form(inspect.type_info(kind))
+    except TypeError:
+        return ""
+
+
+def _form(info: inspect.Type) -> str:
+    match info:
+        case inspect.UnionType(types=types):
+            forms = [_form(one) for one in types if not isinstance(one, inspect.NoneType)]
+            return " or ".join(forms) if all(forms) else ""
+        case inspect.IntType(ge=least):
+            return "a whole number" + (f" of at least {least}" if least is not None else "")
+        case inspect.FloatType(ge=least):
+            return "a number" + (f" of at least {least:g}" if least is not None else "")
+        case inspect.LiteralType(values=values):
+            return " or ".join(map(str, values))
+        case inspect.StructType(fields=fields):
+            return f"a mapping of {' and '.join(field.encode_name for field in fields)}"
+        case inspect.ListType(item_type=item):
+            return "a list" + (f", each {_form(item)}" if _form(item) else "")
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return "text"
+    return ""
 
 
 def lower_first(error: object) -> str:

@@ -104,7 +104,8 @@ def read(file: str, text: str) -> tuple[Located | None, list[Diagnostic]]:
             mark = error.context_mark  # what was never closed, rather than the end of the file
         place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file, 1, 1)
         problem = ", ".join(part for part in (error.context, error.problem) if part) or "can't be read"
-        return None, [Diagnostic("FG101", place, f"invalid YAML: {problem}", "mend the syntax at the caret")]
+        help = "mend it at the caret, or in the line above, where a brace, a quote or a comma may be missing"
+        return None, [Diagnostic("FG101", place, f"invalid YAML: {problem}", help)]
     except yaml.reader.ReaderError as error:
         lines = (text[: error.position] + "?").splitlines()
         message = f"invalid YAML: the character U+{ord(text[error.position]):04X} is not allowed"

@@ -49,7 +49,13 @@ class Case(NamedTuple):
         assert loaded.root is not None
         executor: ExecutorName = "inproc" if "inproc" in self.command else "processes"
         try:
-            done = run_graph(loaded.graph, loaded.root.plain(), executor=executor, live=False)
+            done = run_graph(
+                loaded.graph,
+                loaded.root.plain(),
+                executor=executor,
+                live=False,
+                verify="--verify" in self.command,
+            )
         except RunError as error:
             return str(error)
         assert done.steps == loaded.graph.file.run.steps, f"the run ended after {done.steps} steps"

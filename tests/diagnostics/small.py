@@ -134,3 +134,19 @@ def vague(key: UInt64[Array, ""]) -> Float[Array, "trajectory"]:
 @hop(lifetime="consumed")
 def wide(key: UInt64[Array, ""]) -> Float32[Array, "prompt prompt prompt"]:
     raise NotImplementedError
+
+
+@hop(lifetime="step", maps="n")
+def scaled(a: Float32[Array, "n"], b: Float32[Array, "n"]) -> Float32[Array, "n"]:
+    """Works along any dim, which it calls n."""
+    raise NotImplementedError
+
+
+@hop(lifetime="step")
+def table(key: UInt64[Array, "trajectory"]) -> Float32[Array, "prompt"]:
+    raise NotImplementedError
+
+
+@hop(lifetime="step")
+def makes_up(key: UInt64[Array, "trajectory"]) -> Float32[Array, "k"]:
+    raise NotImplementedError

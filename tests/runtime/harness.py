@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,26 @@ from flowgraph.runtime.run import ExecutorName, Outcome, run_graph
 TOY = str(Path(__file__).parent / "toy.yaml")
 
 
-def run_toy(tmp_path: Path, *overrides: str, executor: ExecutorName = "inproc") -> Outcome:
+def run_toy(
+    tmp_path: Path,
+    *overrides: str,
+    executor: ExecutorName = "inproc",
+    verify: bool = False,
+    off: Collection[str] = (),
+) -> Outcome:
     loaded = load(TOY, overrides)
     assert not loaded.diagnostics, loaded.diagnostics
     assert loaded.graph is not None
     assert loaded.root is not None
-    return run_graph(loaded.graph, loaded.root.plain(), executor=executor, runs=str(tmp_path), live=False)
+    return run_graph(
+        loaded.graph,
+        loaded.root.plain(),
+        executor=executor,
+        runs=str(tmp_path),
+        live=False,
+        off=off,
+        verify=verify,
+    )
 
 
 def metrics(directory: str) -> list[dict[str, Any]]:

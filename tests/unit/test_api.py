@@ -77,6 +77,28 @@ def test_a_graph_that_has_findings_is_not_lowered() -> None:
         flowgraph.compile(graph)
 
 
+def test_a_graph_over_a_budget_has_a_plan_and_does_not_run(tmp_path: Path) -> None:
+    over = flowgraph.load(TOY, {"budgets": {"driver": "1 B/step"}})
+    assert [d.code for d in over.diagnostics] == ["FG502"]
+    assert over.compiles
+    within = flowgraph.compile(TOY)
+    assert flowgraph.compile(over).hops == within.hops
+    assert flowgraph.draw(over) == flowgraph.draw(within)
+    assert flowgraph.audit(over).seams == flowgraph.audit(within).seams
+    assert flowgraph.explain(over) == flowgraph.explain(TOY)
+    assert flowgraph.diff(within, over).budgets
+    with pytest.raises(flowgraph.CheckError, match=r"error\[FG502\]"):
+        flowgraph.run(over, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_held_against_its_budgets_with_the_passes_that_it_leaves_out(tmp_path: Path) -> None:
+    budget = {"budgets": {"driver": "1 KB/step"}}
+    assert flowgraph.load(TOY, budget).diagnostics == []
+    with pytest.raises(flowgraph.CheckError, match="leave defer on"):
+        flowgraph.run(TOY, overrides=budget, no_pass=["defer"], runs=tmp_path / "runs")
+
+
 # --- overrides ---------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from flowgraph.spec.codes import CODES
 from tests.unit.graphs import DIMS, RING
 
 ROOT = Path(__file__).parents[2]
+TOY = str(ROOT / "tests/runtime/toy.yaml")
 THREE = (
     RING.replace("group: source", "group: sorce").replace("bins: 3", "bins: many").replace("delay: 1, ", "")
 )
@@ -111,3 +112,67 @@ print([name for name in {heavy!r} if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+# --- over a budget -----------------------------------------------------------------------------------------
+
+OVER = ["--set", "budgets={driver: 1 B/step}"]
+REPORTS = [
+    ["check", "--state"],
+    ["explain"],
+    ["explain", "--place"],
+    ["explain", "--stage", "lowered"],
+    ["audit"],
+    ["draw"],
+]
+
+
+def cli(command: list[str], *arguments: str) -> Result:
+    return CliRunner().invoke(main, [command[0], TOY, *command[1:], *arguments])
+
+
+@pytest.mark.parametrize("command", REPORTS, ids=" ".join)
+def test_a_graph_over_its_budget_is_reported_on_all_the_same(command: list[str]) -> None:
+    within, over = cli(command), cli(command, *OVER)
+    assert (within.exit_code, within.stderr) == (0, "")
+    assert over.exit_code == 1
+    assert "error[FG502] driver moves " in over.stderr
+    assert over.stderr.endswith("1 finding\n")
+    assert over.stdout == within.stdout
+
+
+def test_json_of_a_graph_over_its_budget_is_the_report() -> None:
+    over = cli(["audit", "--json"], *OVER)
+    assert over.exit_code == 1
+    assert json.loads(over.stdout) == json.loads(cli(["audit", "--json"]).stdout)
+
+
+@pytest.mark.parametrize("command", [["check"], ["run", "--plain"]], ids=" ".join)
+def test_a_graph_over_its_budget_is_neither_good_nor_run(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = cli(command, *OVER)
+    assert over.exit_code == 1
+    assert over.stderr.startswith("--set:1:18: error[FG502] ")
+    assert over.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", REPORTS, ids=" ".join)
+def test_any_other_finding_ends_a_report(command: list[str]) -> None:
+    other = cli(command, *OVER, "--set", "hops.rollout.owner=nobody")
+    assert other.exit_code == 1
+    assert "error[FG301]" in other.stderr
+    assert other.stdout == ""
+
+
+def test_a_diff_shows_what_brought_a_graph_over_its_budget(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.yaml", tmp_path / "after.yaml"
+    before.write_text(Path(TOY).read_text() + "budgets: {driver: 1 KB/step}\n")
+    after.write_text(before.read_text().replace("group: 2", "group: 200"))
+    result = CliRunner().invoke(main, ["diff", str(before), str(after)])
+    assert result.exit_code == 1
+    assert f"{after}:" in result.stderr
+    assert "error[FG502]" in result.stderr
+    assert "budget" in result.stdout

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -233,6 +236,17 @@ def test_wrong_usage_exits_two(arguments: list[str]) -> None:
 @pytest.mark.parametrize("code", ["FG204", "fg204"])
 def test_a_code_is_told_by_its_page(code: str) -> None:
     assert cli(code).stdout == page("FG204")
+
+
+def test_a_page_is_set_for_reading_on_a_terminal() -> None:
+    code = "import sys; sys.stdout.isatty = lambda: True; from flowgraph.cli import main; main(['explain', 'FG204'])"
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "FG204: a dim without a size" in run.stdout
+    assert "## " not in run.stdout
+    assert "```" not in run.stdout
 
 
 @pytest.mark.parametrize(("code", "meant"), [("FG2O4", "FG204"), ("fg5001", "FG501"), ("FG", None)])

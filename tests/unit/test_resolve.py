@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import rewrite
 from flowgraph.spec.config import convert_value, import_object
 from tests.unit.graphs import RING, SMALL, codes, good, loaded
+
+TOY = Path(__file__).parents[1] / "runtime" / "toy.yaml"
 
 
 def test_columns_come_from_the_hop_that_is_named_or_from_one_before_it(tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def test_owner_options_are_checked_one_by_one(tmp_path: Path) -> None:
     assert codes(tmp_path, top=top) == [
         "FG104 modell",
         "FG106 many",
-        "FG106 {use: torch, model: smollm2-135m, lr: -1}",
+        "FG106 -1",
     ]
 
 
@@ -153,3 +156,25 @@ def test_a_callable_is_an_import_path_or_a_factory_with_its_arguments() -> None:
 def test_what_is_no_import_path_raises_import_error(path: str) -> None:
     with pytest.raises(ImportError):
         import_object(path)
+
+
+@pytest.mark.parametrize(
+    ("wire", "advice"),
+    [
+        (", version: { from: sync, delay: 1, max_lag: 0 }", "version: {from: sync, delay: 1, max_lag: 0}"),
+        (" free: buffer,", "free: buffer"),
+        (" group: dataset,", "group: dataset"),
+        (" taken: batch,", "taken: batch"),
+        (" ready: buffer", "ready: buffer"),
+        (", ground_truth: batch", "ground_truth: batch"),
+        (" scored: reward,", "scored: reward"),
+        (" trajectory: rollout,", "trajectory: <hop>"),  # which of those that add to it is not to be told
+    ],
+)
+def test_a_missing_input_is_shown_as_it_can_be_written(tmp_path: Path, wire: str, advice: str) -> None:
+    text = TOY.read_text()
+    assert wire in text
+    path = tmp_path / "graph.yaml"
+    path.write_text(text.replace(wire, "", 1))
+    (found,) = (d for d in load(str(path)).diagnostics if d.code == "FG110")
+    assert found.help == f"add {advice} under in:"

@@ -1,0 +1,228 @@
+"""Commands that say something of a graph and change nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from flowgraph import api
+from flowgraph.cli.shared import (
+    FINDINGS,
+    GRAPH,
+    JSON,
+    NO_PASS,
+    SET,
+    checked,
+    graph_of,
+    show_findings,
+    width,
+    write_text,
+)
+from flowgraph.ir.graph import Graph
+from flowgraph.ir.text import graph_text
+from flowgraph.passes.rewrite import PASSES, rewrite
+from flowgraph.plan.compile import compile_graph
+from flowgraph.plan.measured import Measured, read_measured
+from flowgraph.plan.plan import Plan, to_json
+from flowgraph.plan.text import plan_text
+from flowgraph.report.draw import Format
+from flowgraph.spec.revision import at_revision
+
+
+@click.command()
+@GRAPH
+@SET
+@NO_PASS
+@click.option("--state", "with_state", is_flag=True, help="List every state, and what it takes to keep it.")
+@JSON
+def check(
+    graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], with_state: bool, as_json: bool
+) -> None:
+    """Check every seam of GRAPH before anything runs. Exit code 1 when there are findings."""
+    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=with_state)
+    if with_state:
+        from flowgraph.report import census as counting
+
+        found = counting.census(api.compile(loaded, no_pass=no_pass))
+        click.echo(counting.to_json(found) if as_json else counting.render_table(found, width()), nl=as_json)
+        return
+    seams = sum(len({b.via for b in node.bindings}) for node in graph_of(loaded).nodes.values())
+    if as_json:
+        click.echo(json.dumps({"diagnostics": []}))
+    else:
+        from flowgraph.passes.staleness import staleness
+
+        lag = staleness(graph_of(loaded))
+        proved = f"; lag at most {lag.bound}" if lag is not None else ""
+        click.echo(f"{graph}: {len(graph_of(loaded).nodes)} hops, {seams} seams, no findings{proved}")
+
+
+@click.command()
+@click.argument("graph", metavar="GRAPH|CODE")
+@SET
+@NO_PASS
+@click.option("--stage", type=click.Choice(["source", "optimized", "lowered"]), help="The text of one stage.")
+@click.option("--place", is_flag=True, help="Where the hops that nobody placed would cost least.")
+@JSON
+def explain(
+    graph: str,
+    overrides: tuple[str, ...],
+    no_pass: tuple[str, ...],
+    stage: str | None,
+    place: bool,
+    as_json: bool,
+) -> None:
+    """Show what every pass makes of GRAPH, in bytes a step of every seam; or what the code of a finding means.
+
+    With FLOWGRAPH_DUMP=DIR in the environment, DIR gets the plan's text after every pass.
+    """
+    if re.fullmatch(r"[Ff][Gg]\w*", graph):
+        _show(_page(graph.upper()))
+        return
+    if stage and place:
+        raise click.UsageError("give --stage or --place")
+    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
+    if stage:
+        click.echo(_stage(graph_of(loaded), stage, no_pass, as_json), nl=as_json)
+    elif place:
+        from flowgraph.report import placement as placing
+
+        found = placing.placement(graph_of(loaded), api.passes_off(no_pass))
+        click.echo(placing.to_json(found) if as_json else placing.render(found), nl=as_json)
+    else:
+        from flowgraph.report import explain as explaining
+
+        made = api.explain(loaded, no_pass=no_pass)
+        click.echo(explaining.to_json(made) if as_json else explaining.render(made, width()), nl=as_json)
+
+
+def _stage(graph: Graph, stage: str, no_pass: tuple[str, ...], as_json: bool) -> str | bytes:
+    """The graph as written, or after the passes, or the plan; as JSON always the plan of that stage."""
+    off = list(PASSES) if stage == "source" else api.passes_off(no_pass)
+    if as_json:
+        return to_json(compile_graph(graph, off=off))
+    return plan_text(compile_graph(graph, off=off)) if stage == "lowered" else graph_text(rewrite(graph, off))
+
+
+def _page(code: str) -> str:
+    from flowgraph.spec.codes import CODES, page
+    from flowgraph.spec.reader import near
+
+    if code not in CODES:
+        raise click.UsageError(f"there is no code {code}; {near(code, CODES)}codes: {', '.join(CODES)}")
+    return page(code)
+
+
+def _show(text: str) -> None:
+    """Markdown: set for reading on a terminal, as it is for anything else."""
+    if not sys.stdout.isatty():
+        click.echo(text, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text, code_theme="ansi_dark"))  # in the colours of the terminal
+
+
+@click.command()
+@GRAPH
+@SET
+@NO_PASS
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="FILE.svg or FILE.mmd; default: Mermaid on stdout.",
+)
+@click.option(
+    "--run", "run_dir", type=click.Path(exists=True, file_okay=False), help="Show what this run measured too."
+)
+def draw(
+    graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], output: str | None, run_dir: str | None
+) -> None:
+    """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
+    formats: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid"}
+    suffix = Path(output).suffix if output else ".mmd"
+    if suffix not in formats:
+        raise click.UsageError(f"{output} is neither .svg nor .mmd")
+    plan = api.compile(checked(graph, overrides, no_pass=no_pass, report=True), no_pass=no_pass)
+    text = api.draw(plan, formats[suffix], measured=_measured(run_dir, plan))
+    if output:
+        write_text(Path(output), text)
+        click.echo(f"wrote {output}")
+    else:
+        click.echo(text, nl=False)
+
+
+@click.command()
+@GRAPH
+@SET
+@NO_PASS
+@click.option(
+    "--run",
+    "run_dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Put what this run measured beside it.",
+)
+@JSON
+def audit(
+    graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], run_dir: str | None, as_json: bool
+) -> None:
+    """Price every seam of GRAPH in bytes a step, largest first."""
+    from flowgraph.report import audit as auditing
+
+    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
+    plan = api.compile(loaded, no_pass=no_pass)
+    result = api.audit(plan, _measured(run_dir, plan))
+    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, width()))
+
+
+def _measured(run_dir: str | None, plan: Plan) -> Measured | None:
+    try:
+        return read_measured(run_dir, plan.graph) if run_dir else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@click.command()
+@click.argument("graphs", nargs=-1, required=True, metavar="BEFORE AFTER")
+@click.option("--rev", metavar="REV", help="Compare one graph with itself at this git revision.")
+@JSON
+def diff(graphs: tuple[str, ...], rev: str | None, as_json: bool) -> None:
+    """Print what differs between two graphs: hops, ports, bytes of seams, memory of owners, budgets.
+
+    A graph is a file, or REV:PATH for one at a git revision: `diff HEAD~1:graphs/x.yaml graphs/x.yaml` says the same as
+    `diff --rev HEAD~1 graphs/x.yaml`. Only the graph is that of the revision; its hops are those of the working tree.
+
+    Exit code 1 when a budget got worse (more is spent, or it is raised or gone) or a graph has findings.
+    """
+    from flowgraph.report.diff import to_json as as_text
+
+    if rev is not None and len(graphs) == 1:
+        graphs = (at_revision(rev, graphs[0]), graphs[0])
+    elif rev is not None or len(graphs) != 2:
+        raise click.UsageError("give two graphs, or one and --rev")
+    before, after = (api.load(name) for name in graphs)
+    show_findings(before, after, as_json=as_json, report=True)
+    difference = api.diff(before, after)
+    click.echo(as_text(difference) if as_json else f"{graphs[0]} → {graphs[1]}\n\n{difference}", nl=as_json)
+    if difference.worse:
+        raise SystemExit(FINDINGS)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a graph file, so that an editor completes it.
+
+    Write it to a file, and name that in the first line of a graph:
+
+    \b
+    # yaml-language-server: $schema=graph.schema.json
+    """
+    from flowgraph.spec.schema import graph_schema
+
+    click.echo(json.dumps(graph_schema(), indent=1, ensure_ascii=False))

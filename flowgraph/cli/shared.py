@@ -1,0 +1,86 @@
+"""What the commands have in common: options, loading a graph, showing its findings, writing a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flowgraph import api
+from flowgraph.errors import Diagnostic
+from flowgraph.ir.graph import Graph
+from flowgraph.passes.pipeline import Loaded
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.spec.render import render
+
+FINDINGS, INTERRUPTED = 1, 130  # and 2 for wrong usage, which click gives
+GRAPH = click.argument("graph", type=click.Path())
+SET = click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value of the graph."
+)
+NO_PASS = click.option(
+    "--no-pass", multiple=True, type=click.Choice([*PASSES, "all"]), help="Leave a pass of the compiler out."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def checked(
+    path: str,
+    overrides: tuple[str, ...] = (),
+    *,
+    as_json: bool = False,
+    no_pass: tuple[str, ...] = (),
+    report: bool = False,
+) -> Loaded:
+    loaded = api.load(path, overrides, no_pass=no_pass)
+    show_findings(loaded, as_json=as_json, report=report)
+    return loaded
+
+
+def graph_of(loaded: Loaded) -> Graph:
+    assert loaded.graph is not None, "it has no findings"
+    return loaded.graph
+
+
+def show_findings(*graphs: Loaded, as_json: bool, report: bool = False) -> None:
+    """Show what there is to find in graphs, if anything, and end.
+
+    report: go on all the same, to the same exit code, when each has a plan; a report says why it is over a budget.
+    """
+    found = [d for loaded in graphs for d in loaded.diagnostics]
+    if not found:
+        return
+    go_on = report and all(loaded.compiles for loaded in graphs)
+    if as_json and not go_on:
+        click.echo(json.dumps({"diagnostics": [_as_dict(d) for d in found]}, indent=1))
+    else:
+        sources = {name: text for loaded in graphs for name, text in loaded.sources.items()}
+        click.echo(render(found, sources), err=True)
+        click.echo(f"\n{len(found)} finding{'s' if len(found) > 1 else ''}", err=True)
+    if not go_on:
+        raise SystemExit(FINDINGS)
+    click.get_current_context().find_root().obj = FINDINGS
+
+
+def _as_dict(d: Diagnostic) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(d)
+
+
+def width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise click.UsageError(f"can't write {path}: {error.strerror}") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.sizes import rows_per_step, stored_bytes
-from flowgraph.spec.forms import ports_of
+from flowgraph.spec.forms import Wire, ports_of
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import LIFETIMES, Lifetime
 
@@ -61,6 +61,19 @@ def extra_bytes(graph: Graph, node: Node, ports: Iterable[str], reader: Node) ->
             kind = reader.kind if reader.kind == graph.nodes[at].kind else "trajectory"
             total += row_bytes(graph, graph.nodes[at], column) * rows_per_step(kind, graph.dims, "mean")
     return total
+
+
+def pays(graph: Graph, node: Node, port: Port, wire: Wire, readers: Collection[Node]) -> bool:
+    """Whether readers can undo a wire's form, and what is saved over all is more than what they read besides."""
+    if not all(reachable(graph, node, ports_of(wire.form), reader) for reader in readers):
+        return False
+    each = row_bytes(graph, node, port) - stored_bytes(port, wire, node.kind, graph.dims, "mean")
+    saved = 0.0
+    for reader in readers:
+        kind = reader.kind if reader.kind == node.kind else "trajectory"
+        saved += each * rows_per_step(kind, graph.dims, "mean")
+        saved -= extra_bytes(graph, node, ports_of(wire.form), reader)
+    return saved > 0 if readers else each > 0
 
 
 def row_bytes(graph: Graph, node: Node, port: Port) -> float:

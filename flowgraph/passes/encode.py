@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.passes.companions import closure, reachable
+from flowgraph.passes.companions import closure, pays
 from flowgraph.passes.sizes import size_of
 from flowgraph.spec.facts import companions
 from flowgraph.spec.forms import Bits, Form, Prefix, Wire, ports_of
@@ -28,7 +28,7 @@ def _form(graph: Graph) -> Graph:
             wire = node.wire(port.name)
             form = _fitting(graph, node, port) if wire.written and wire.form is None else None
             readers = [reader for reader, _ in read.get((node.name, port.name), ())]
-            if form is not None and all(reachable(graph, node, ports_of(form), r) for r in readers):
+            if form is not None and pays(graph, node, port, Wire(form=form), readers):
                 wires[port.name] = Wire(form=form)
         if wires != node.wires:
             changed[node.name] = msgspec.structs.replace(node, wires=wires)
@@ -55,7 +55,9 @@ def _derive(graph: Graph) -> Graph:
         fact = next((f for f in port.facts if isinstance(f, Derivable)), None) if port else None
         if fact is None or (writer, column) in kept or not node.wire(column).written:
             continue
-        able = [(r, b) for r, b in readers if _has(r, writer, fact)]
+        able = [(r, b) for r, b in readers if _has(changed.get(r.name, r), writer, fact)]
+        if able:  # what others are made of has to cross
+            kept |= {(writer, source) for source in fact.sources}
         for reader, binding in able:
             reader = changed.get(reader.name, reader)
             bindings = [_derived(b) if b.port == binding.port else b for b in reader.bindings]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node, collects
-from flowgraph.passes.companions import extra_bytes, reachable, row_bytes
-from flowgraph.passes.sizes import rows_per_step, stored_bytes
+from flowgraph.passes.companions import pays
 from flowgraph.spec.facts import companions
-from flowgraph.spec.forms import PerRow, Wire, ports_of
+from flowgraph.spec.forms import PerRow, Wire
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import LastToken, TiledOver
 
@@ -45,7 +44,7 @@ def _per_row(graph: Graph) -> Graph:
         for port in node.spec.columns:
             wire = _folded(node, port)
             readers = [reader for reader, _ in read.get((node.name, port.name), ())]
-            if wire is not None and readers and _pays(graph, node, port, wire, readers):
+            if wire is not None and readers and pays(graph, node, port, wire, readers):
                 wires[port.name] = wire
         if wires != node.wires:
             changed[node.name] = msgspec.structs.replace(node, wires=wires)
@@ -58,15 +57,3 @@ def _folded(node: Node, port: Port) -> Wire | None:
         return None
     bounds, mask = companions(node.spec, port, fact)
     return Wire(form=PerRow(fact.dim, bounds, mask, isinstance(fact, LastToken)))
-
-
-def _pays(graph: Graph, node: Node, port: Port, wire: Wire, readers: list[Node]) -> bool:
-    """Whether what is saved over all readers is more than what they have to read besides."""
-    if not all(reachable(graph, node, ports_of(wire.form), reader) for reader in readers):
-        return False
-    saved = 0.0
-    for reader in readers:
-        each = row_bytes(graph, node, port) - stored_bytes(port, wire, node.kind, graph.dims, "mean")
-        rows = rows_per_step(reader.kind if reader.kind == node.kind else node.kind, graph.dims, "mean")
-        saved += each * rows - extra_bytes(graph, node, ports_of(wire.form), reader)
-    return saved > 0

@@ -57,7 +57,8 @@ def what_is_read_can_be_had(before: Graph, after: Graph) -> Iterator[str]:
 def _derivable(reader: Node, binding: Binding) -> Iterator[str]:
     assert binding.source is not None
     fact = next(f for f in binding.source.facts if isinstance(f, Derivable))
-    own = {b.source.name for b in reader.bindings if b.producer == binding.producer and b.source}
+    read = [b for b in reader.bindings if b.producer == binding.producer and not b.derived]
+    own = {b.source.name for b in read if b.source}
     if missing := set(fact.sources) - own:
         yield f"{reader.name} can't derive {binding.source.name} without {', '.join(sorted(missing))}"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 
-import msgspec
-
 from flowgraph.ir.graph import Binding, Graph, Node, collects, is_offsets, repeats
 from flowgraph.ir.text import fact_text
 from flowgraph.models import facts
@@ -96,18 +94,19 @@ def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
 
 def read(graph: Graph, node: Node, binding: Binding) -> Read:
     """How a hop gets the column that one of its ports is bound to."""
-    assert binding.source is not None
     writer = graph.nodes[binding.producer]
     handed = bool(node.group) and node.group == writer.group
-    needs: tuple[Read, ...] = ()
+    return _read(graph, node, binding, handed, binding.once)
+
+
+def _read(graph: Graph, node: Node, binding: Binding, handed: bool, once: bool) -> Read:
+    assert binding.source is not None
+    writer = graph.nodes[binding.producer]
+    sources = ports_of(writer.wire(binding.source.name).form)
     derive = ""
-    if binding.derived:
+    if binding.derived and not handed:
         fact = next(f for f in binding.source.facts if isinstance(f, Derivable))
-        derive = path_of(fact)
-        needs = tuple(_of_writer(graph, writer, name) for name in fact.sources)
-    elif not handed:
-        ports = ports_of(writer.wire(binding.source.name).form)
-        needs = tuple(_of_writer(graph, writer, name) for name in ports)
+        derive, sources = path_of(fact), fact.sources
     return Read(
         port=binding.port.name,
         producer=binding.producer,
@@ -115,10 +114,10 @@ def read(graph: Graph, node: Node, binding: Binding) -> Read:
         via=binding.via,
         gather=_gather(binding, writer, node),
         same_rows=writer.kind == _rows_of(node),
-        needs=needs,
+        needs=() if handed else tuple(_of_writer(graph, writer, name, once) for name in sources),
         derive=derive,
         handed=handed,
-        once=binding.once,
+        once=once,
     )
 
 
@@ -129,16 +128,19 @@ def _rows_of(node: Node) -> str | None:
     return node.kind
 
 
-def _of_writer(graph: Graph, writer: Node, port: str) -> Read:
-    """A value of the writer's own firing, as a reader gets at it: an output of its own, or what it read."""
+def _of_writer(graph: Graph, writer: Node, port: str, once: bool) -> Read:
+    """A value of the writer's own firing, as a reader gets at it: an output of its own, or what it read.
+
+    once: whether the reader reads the writer's rows once each, and so what they take
+    """
     at = written_at(graph, writer, port)
     assert at is not None
     if at[0] is not writer:
         binding = writer.binding(port)
         assert binding is not None
-        return msgspec.structs.replace(read(graph, writer, binding), handed=False)
-    needs = tuple(_of_writer(graph, writer, name) for name in ports_of(writer.wire(port).form))
-    return Read(port, writer.name, port, writer.name, "same", needs=needs)
+        return _read(graph, writer, binding, handed=False, once=once)
+    needs = tuple(_of_writer(graph, writer, name, once) for name in ports_of(writer.wire(port).form))
+    return Read(port, writer.name, port, writer.name, "same", needs=needs, once=once)
 
 
 def _gather(binding: Binding, writer: Node, node: Node) -> Gather:
@@ -157,7 +159,7 @@ def dims_of(columns: tuple[Column, ...]) -> tuple[str, ...]:
     """What a block must record of its sizes: one entry a dim expression, `#name` for the bytes of what says none."""
     names: dict[str, None] = {}
     for one in columns:
-        if one.kind == "array" and (one.read or one.written):
+        if one.kind == "array":  # whoever reads it: the driver counts rows in leaves and tokens
             names |= dict.fromkeys(one.shape)
         if one.written and one.opaque:
             names[f"#{one.name}"] = None

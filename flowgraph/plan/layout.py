@@ -7,7 +7,7 @@ A block is one row's record of one hop. Its descriptor is the offset in the owne
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -52,6 +52,18 @@ def _span(column: Column, sizes: Mapping[str, int], at: int) -> Span:
     if column.kind == "tensors":
         at = aligned(at, 64)
     return Span(at, sizes[f"#{column.name}"])
+
+
+def lengths(hop: Hop, sizes: Iterable[int]) -> dict[str, int]:
+    """The named lengths of a row, by what a hop recorded: `leaf` also from `leaf+1`, which bounds of ranges have."""
+    out: dict[str, int] = {}
+    for dim, size in zip(hop.dims, sizes, strict=True):
+        name, plus, one = dim.partition("+")
+        if dim.isidentifier():
+            out[dim] = size
+        elif plus and name.isidentifier() and one.isdigit():
+            out.setdefault(name, size - int(one))
+    return out
 
 
 def tensor_bytes(tensor: TensorSlot) -> int:

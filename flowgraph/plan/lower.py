@@ -15,7 +15,7 @@ from flowgraph.passes.staleness import queue_depth
 from flowgraph.plan.columns import column, dims_of, read
 from flowgraph.plan.layout import aligned
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
-from flowgraph.plan.seams import priced, seams, unread
+from flowgraph.plan.seams import seams, unread
 from flowgraph.spec.dims import parse
 from flowgraph.spec.ports import Port
 
@@ -32,7 +32,7 @@ def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -
         name: _hop(graph, node, known, before[name], groups.get(node.group, ()), fires[name])
         for name, node in graph.nodes.items()
     }
-    hops = priced(graph, shared(hops))
+    hops = shared(hops)
     return Plan(
         graph=graph.file.name,
         doc=graph.file.doc,

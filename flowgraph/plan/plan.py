@@ -72,7 +72,6 @@ class Read(msgspec.Struct, frozen=True):
     derive: import path of the function that makes the value of `needs`
     handed: a hop of the same group made the value, or has read it in the same way, and no byte crosses
     once: a block that several rows share is read once
-    extra_bytes: mean and bound, of one row, of what `needs` make the reader read besides
     """
 
     port: str
@@ -85,11 +84,15 @@ class Read(msgspec.Struct, frozen=True):
     derive: str = ""
     handed: bool = False
     once: bool = False
-    extra_bytes: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the column's own bytes are read, out of its writer's block."""
+        return not (self.handed or self.derive)
 
     def producers(self) -> frozenset[str]:
         """Every hop whose blocks it takes."""
-        own = frozenset() if self.handed or self.derive else frozenset([self.producer])
+        own = frozenset([self.producer]) if self.crosses else frozenset()
         return own.union(*(need.producers() for need in self.needs))
 
 
@@ -155,8 +158,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     @property
     def checked(self) -> tuple[Column, ...]:
-        """Columns that somebody gets, be they written or handed on."""
-        return tuple(c for c in self.columns if c.read or c.written)
+        """Columns whose value is looked at: what somebody gets, be it written or handed on, and every array's size."""
+        return tuple(c for c in self.columns if c.read or c.written or c.kind == "array")
 
     @property
     def takes(self) -> frozenset[str]:

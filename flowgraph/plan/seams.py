@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import msgspec
-
-from flowgraph.ir.graph import Binding, Graph, Node
+from flowgraph.ir.graph import Binding, Graph
 from flowgraph.passes.sizes import WHICH, rows_per_step
 from flowgraph.plan.plan import Hop, Read, Seam, SeamField
+from flowgraph.plan.taken import takes
 from flowgraph.spec.types import LIFETIMES, Transport
 
 
@@ -18,37 +17,6 @@ class Bytes(NamedTuple):
 
     mean: float
     max: float
-
-
-def priced(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, Hop]:
-    """The hops, with what each read takes besides its own column."""
-    out = {}
-    for name, hop in hops.items():
-        own = {(r.producer, r.column) for r in hop.reads if not (r.handed or r.derive)}
-        reads = tuple(_with_extra(graph, hops, hop, one, own) for one in hop.reads)
-        out[name] = msgspec.structs.replace(hop, reads=reads)
-    return out
-
-
-def _with_extra(
-    graph: Graph, hops: Mapping[str, Hop], hop: Hop, one: Read, own: set[tuple[str, str]]
-) -> Read:
-    """A column that the hop reads by a port of its own is not read twice, nor one that an earlier port took."""
-    mean = bound = 0.0
-    for need in _needs(one):
-        key = need.producer, need.column
-        if key not in own and not need.derive:
-            own.add(key)
-            column = hops[need.producer].column(need.column)
-            rows = _rows(graph, hop, need, hops)
-            mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
-    return msgspec.structs.replace(one, extra_bytes=(mean, bound)) if mean or bound else one
-
-
-def _needs(one: Read) -> Iterator[Read]:
-    for need in one.needs:
-        yield need
-        yield from _needs(need)
 
 
 def _rows(graph: Graph, hop: Hop, one: Read, hops: Mapping[str, Hop]) -> Bytes:
@@ -67,9 +35,14 @@ def seams(graph: Graph, hops: Mapping[str, Hop]) -> Iterator[Seam]:
     """One seam for every (hop, reader) that the graph writes, in file order of the readers."""
     relayed: set[tuple[str, str]] = set()
     for node in graph.nodes.values():
+        taken = takes(hops[node.name].reads)
         for source in dict.fromkeys(b.via for b in node.bindings):
             bindings = [b for b in node.bindings if b.via == source]
-            fields = tuple(_field(graph, node, b, hops, relayed) for b in bindings if b.is_column)
+            fields = tuple(
+                _field(graph, b, hops, hops[node.name], taken[b.port.name], relayed)
+                for b in bindings
+                if b.is_column
+            )
             control = tuple(b.port.name for b in bindings if not b.is_column)
             lives = [hops[f.producer].lifetime for f in fields] or [hops[source].lifetime]
             yield Seam(
@@ -100,34 +73,43 @@ def _transport(hops: Mapping[str, Hop], hop: Hop, bindings: list[Binding]) -> Tr
 
 
 def _field(
-    graph: Graph, node: Node, binding: Binding, hops: Mapping[str, Hop], relayed: set[tuple[str, str]]
+    graph: Graph,
+    binding: Binding,
+    hops: Mapping[str, Hop],
+    hop: Hop,
+    taken: list[Read],
+    relayed: set[tuple[str, str]],
 ) -> SeamField:
     assert binding.source is not None
-    hop, producer = hops[node.name], hops[binding.producer]
-    column = producer.column(binding.source.name)
-    one = next(r for r in hop.reads if r.port == binding.port.name)
-    mean, bound = one.extra_bytes
-    through = Bytes(0.0, 0.0)
-    if not (one.handed or one.derive):
-        rows = _rows(graph, hop, one, hops)
-        mean, bound = mean + column.mean_bytes * rows.mean, bound + column.max_bytes * rows.max
-        key = producer.name, column.name
-        if producer.home != producer.owner and key not in relayed:
-            relayed.add(key)
-            through = _relayed(graph, producer, column.mean_bytes, column.max_bytes)
-    if any((hops[p].home == "driver") != (hop.owner == "driver") for p in one.producers()):
-        through = Bytes(through.mean + mean, through.max + bound)
+    own = hops[binding.producer].column(binding.source.name)
+    total, through = [], []
+    for one in taken:
+        producer = hops[one.producer]
+        column, rows = producer.column(one.column), _rows(graph, hop, one, hops)
+        crossing = Bytes(column.mean_bytes * rows.mean, column.max_bytes * rows.max)
+        total.append(crossing)
+        if producer.home != producer.owner and (producer.name, column.name) not in relayed:
+            relayed.add((producer.name, column.name))
+            through.append(_relayed(graph, producer, column.mean_bytes, column.max_bytes))
+        if (producer.home == "driver") != (hop.owner == "driver"):
+            through.append(crossing)
+    mean, bound = _sum(total)
+    driver_mean, driver_bound = _sum(through)
     return SeamField(
         port=binding.port.name,
         producer=binding.producer,
-        column=column.name,
+        column=own.name,
         type=str(binding.port),
-        facts=column.facts,
+        facts=own.facts,
         mean_bytes=mean,
         max_bytes=int(bound),
-        priced=column.kind != "tensors" or bool(column.tensors),
-        driver=(through.mean, int(through.max)),
+        priced=own.kind != "tensors" or bool(own.tensors),
+        driver=(driver_mean, int(driver_bound)),
     )
+
+
+def _sum(parts: list[Bytes]) -> Bytes:
+    return Bytes(sum(p.mean for p in parts), sum(p.max for p in parts))
 
 
 def _relayed(graph: Graph, producer: Hop, mean: float, bound: float) -> Bytes:
@@ -138,9 +120,10 @@ def _relayed(graph: Graph, producer: Hop, mean: float, bound: float) -> Bytes:
 
 def unread(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, tuple[float, int]]:
     """Hop → bytes a step that pass into the driver though nobody reads them."""
+    taken = {(one.producer, one.column) for h in hops.values() for t in takes(h.reads).values() for one in t}
     out = {}
     for name, hop in hops.items():
-        columns = [c for c in hop.written if not c.read]
+        columns = [c for c in hop.written if (name, c.name) not in taken]
         if hop.home != hop.owner and columns:
             mean, bound = sum(c.mean_bytes for c in columns), sum(c.max_bytes for c in columns)
             through = _relayed(graph, hop, mean, bound)

@@ -16,6 +16,7 @@ import numpy as np
 from flowgraph.errors import PayloadError
 from flowgraph.plan.layout import Span, spans, tensor_bytes
 from flowgraph.plan.plan import Column, Hop, Plan, Read
+from flowgraph.plan.taken import takes
 from flowgraph.runtime import wire
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.config import import_object
@@ -67,6 +68,7 @@ def write(
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Write every column that has a place into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
+    lease: any, where no column has a place
     inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
     raw, sizes = checked(hop, hop.checked, values, inputs.sizes if inputs else None)
@@ -298,21 +300,12 @@ class Reader:
 
 
 class _Count:
-    """Bytes by port and by the owner in whose memory they lie. What several ports take is counted for one of them:
-    the port that reads the column itself, else the first whose form takes it.
-    """
+    """Bytes by port and by the owner in whose memory they lie; what several ports take is counted for one of them."""
 
     def __init__(self, reads: Sequence[Read]) -> None:
         self.ports: dict[str, int] = {}
         self.homes: dict[str, int] = {}
-        self.claims = {(r.producer, r.column): r.port for r in reads if not (r.handed or r.derive)}
-        for one in reads:
-            self._claim(one, one.port)
-
-    def _claim(self, one: Read, port: str) -> None:
-        for need in one.needs:
-            self.claims.setdefault((need.producer, need.column), port)
-            self._claim(need, port)
+        self.claims = {(n.producer, n.column): port for port, found in takes(reads).items() for n in found}
 
     def port(self, name: str) -> None:
         self.at = name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.errors import HiddenState, HopError, PayloadError, PromiseBroken, RunError
-from flowgraph.runtime.messages import Failed
+from flowgraph.runtime.messages import Block, Failed
 from flowgraph.runtime.rows import Record
 from flowgraph.spec.types import Row
 
@@ -13,13 +13,17 @@ ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError,
 
 
 class Firing(msgspec.Struct):
-    """One firing in flight. holds: the value that it works on, which is not overwritten meanwhile."""
+    """One firing in flight.
+
+    holds: the value that it works on, which is not overwritten meanwhile; blocks: what it reads, by writer
+    """
 
     hop: str
     record: Record | None
     leases: dict[str, int]
     began: float
     holds: tuple[str, str] | None = None
+    blocks: dict[str, list[Block]] = {}
 
 
 def who(firing: Firing, member: int = -1) -> str:

@@ -58,10 +58,11 @@ class Meter:
             n for home, n in homes.items() if (home == "driver") != (hop.owner == "driver")
         )
 
-    def lengths(self, reader: str, writer: str, blocks: Iterable[Block]) -> None:
+    def lengths(self, reader: Hop, writer: str, blocks: Iterable[Block]) -> None:
         """The sizes of what a reader gets of a writer, for a prediction at the lengths that there really were."""
-        found = self.sizes.setdefault(reader, {}).setdefault(writer, {})
-        for block in blocks:
+        found = self.sizes.setdefault(reader.name, {}).setdefault(writer, {})
+        once = any(one.once and one.producer == writer for one in reader.reads)
+        for block in dict.fromkeys(blocks) if once else blocks:
             found[block.sizes] = found.get(block.sizes, 0) + 1
 
     def measured(self, steps: int, control_bytes: int) -> Measured:

@@ -225,7 +225,7 @@ class Ring:
             blocks = {p: self.table.blocks(shown[key], p) for p in fold.hop.takes}
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
-                self.meter.lengths(fold.hop.name, producer, read)
+                self.meter.lengths(fold.hop, producer, read)
             self.meter.count(fold.hop, inputs.nbytes, {}, inputs.homes)
             fold.read[key] = inputs.values
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
@@ -339,7 +339,6 @@ class Ring:
         for one in group:
             for producer in sorted(one.takes):
                 blocks.setdefault(producer, self.table.blocks(row, producer))
-                self.meter.lengths(one.name, producer, blocks[producer])
         members = [self.table.of(parent).row for parent in row.parents] if row.kind == "step" else [row]
         leaves = [one.dims.get("leaf", 1) for one in members]
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
@@ -367,7 +366,8 @@ class Ring:
         }
 
     def _send(self, hop: Hop, record: Record | None, holds: tuple[str, str] | None, fire: Fire) -> None:
-        self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, time.monotonic(), holds)
+        began = time.monotonic()
+        self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, began, holds, fire.blocks)
         self.next_id += 1
         self.meter.begins(hop.owner)
         if hop.owner == "driver":
@@ -391,6 +391,8 @@ class Ring:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
         hop = self.plan.hops[part.hop]
         self.meter.count(hop, part.read, part.wrote, part.homes)
+        for producer in sorted(hop.takes):
+            self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         if firing.record is not None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from flowgraph.errors import RunError
+from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Regions
 from flowgraph.runtime.messages import Block
@@ -28,18 +29,6 @@ class Record(msgspec.Struct):
     taken: bool = False
     children: int = 0
     closed: bool = False
-
-
-def _lengths(dims: Iterable[str], sizes: Iterable[int]) -> dict[str, int]:
-    """The named lengths of a block: `leaf` also from `leaf+1`, which bounds of ranges have."""
-    out: dict[str, int] = {}
-    for dim, size in zip(dims, sizes, strict=True):
-        name, plus, one = dim.partition("+")
-        if dim.isidentifier():
-            out[dim] = size
-        elif plus and name.isidentifier() and one.isdigit():
-            out.setdefault(name, size - int(one))
-    return out
 
 
 class Table:
@@ -109,12 +98,13 @@ class Table:
         return self.slots[hop].allocate()
 
     def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
-        """A hop's part of a row is written. A trajectory's lengths become visible to folds."""
+        """A hop is done with a row, written or not. A trajectory's lengths become visible to folds."""
         record.left.discard(hop)
         if offset >= 0:
             record.blocks[hop] = Block(offset, sizes)
-            lengths = _lengths(self.plan.hops[hop].dims, sizes)
-            record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **lengths})
+        if sizes:
+            known = lengths(self.plan.hops[hop], sizes)
+            record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **known})
 
     def blocks(self, row: Row, producer: str) -> list[Block]:
         """The producer's blocks that a reader of `row` gathers: its own, or those of the rows it is made from."""

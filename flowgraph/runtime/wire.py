@@ -177,9 +177,8 @@ def _prefixed(form: Prefix, value: A, env: Mapping[str, Any]) -> A:
     bounds = _bounds(form.bounds, env)
     shared = np.zeros(len(bounds) - 1, np.int32)
     rest: list[A] = []
-    value = np.ascontiguousarray(value).view(
-        f"u{value.dtype.itemsize}"
-    )  # so that 0.0 is not shared with -0.0
+    bits = f"u{value.dtype.itemsize}"  # so that 0.0 is not shared with -0.0
+    value = np.ascontiguousarray(value).view(bits)
     before = value[:0]
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         row = value[start:end]

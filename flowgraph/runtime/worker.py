@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowgraph.errors import PromiseBroken, RunError
+from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import codec, purity
 from flowgraph.runtime.arena import Arena, map_all
@@ -121,18 +122,21 @@ class Worker:
         """Run a hop, and those of its group after it."""
         reader = codec.Reader(self.plan, self.views)
         handed: dict[str, Any] = {}
-        parts = []
+        leaves = fire.leaves
+        parts: list[Part] = []
         for name in head.group or (head.name,):
             try:
                 began = time.monotonic()
                 hop = self.hops[name]
-                read = reader.inputs(hop, fire.blocks, fire.leaves, handed)
+                read = reader.inputs(hop, fire.blocks, leaves, handed)
                 call, values = self.calls[name], {**read.values, **fire.values}
                 if self._verifies(hop):
                     result = purity.call(f"hop {name}", call, values, hop.resources)
                 else:
                     result = call(**values)
                 parts.append(self._part(hop, fire, result, read, began, handed))
+                if hop.rows == "trajectory":  # its leaves may be known only now
+                    leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except (Exception, SystemExit) as error:
                 self.send(failed(fire.id, f"hop {name}", error))
                 return
@@ -162,15 +166,12 @@ class Worker:
     ) -> Part:
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        sizes: tuple[int, ...] = ()
-        wrote: dict[str, int] = {}
+        omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
+        lease = fire.leases.get(hop.name, -1)
         try:
             if self.plan.verify:
                 codec.verify(hop, outputs, read)
-            if hop.name in fire.leases:
-                omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
-                lease, view = fire.leases[hop.name], self.views[hop.owner]
-                sizes, wrote = codec.write(hop, outputs, view, lease, omit, read)
+            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], lease, omit, read)
             if hop.group:
                 handed |= codec.hand_on(hop, outputs, read.sizes)
         except PromiseBroken as error:

@@ -1,0 +1,141 @@
+"""For random graphs: what passes change is bytes, never a bit, and the bytes are those that were predicted.
+
+Hops are drawn with their ports, promises and owners; every value is a hash of all that its hop read, so that one wrong
+bit anywhere shows in the fingerprints that every hop leaves in metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.passes.sizes import rows_per_step
+from flowgraph.plan.measured import Measured
+from flowgraph.plan.plan import Plan, from_json
+from flowgraph.plan.predict import predict
+from flowgraph.runtime.run import run_graph
+from tests.graphs.random_graphs import rings
+from tests.graphs.rings import Ring, graph_of
+from tests.runtime.harness import steps, summary
+
+SOME = st.sets(st.sampled_from(sorted(PASSES)))
+
+
+def quick(examples: int) -> settings:
+    """The same examples in every run, and however long one takes."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def run(ring: Ring, directory: Path, off: Collection[str] = (), verify: bool = False) -> str:
+    """Run a ring in this process. Returns the run's directory."""
+    graph, content = graph_of(ring, directory)
+    runs = str(directory / "runs")
+    done = run_graph(graph, content, executor="inproc", runs=runs, live=False, off=off, verify=verify)
+    assert done.steps == ring.steps
+    return done.directory
+
+
+def measured(directory: str) -> tuple[Plan, Measured]:
+    plan = from_json((Path(directory) / "plan.json").read_bytes())
+    return plan, msgspec.json.decode((Path(directory) / "seams.json").read_bytes(), type=Measured)
+
+
+# --- what is checked of a run ----------------------------------------------------------------------------------
+
+
+def bytes_are_as_predicted(directory: str) -> None:
+    """At the lengths that were recorded, to the byte; and no port ever reads more than its bound.
+
+    With overlap, groups are made ahead of the steps that they are for.
+    """
+    plan, found = measured(directory)
+    ports = {f"{hop.name}.{one.port}" for hop in plan.hops.values() for one in hop.reads}
+    assert predict(plan, found.lengths) == {port: found.read.get(port, 0) for port in ports}
+    ledger = summary(directory)["ledger"]
+    made = sum(v if isinstance(v, int) else sum(v.values()) for k, v in ledger.items() if k != "dispatched")
+    assert made == ledger["dispatched"]
+    batches = ledger["dispatched"] / rows_per_step("trajectory", plan.dims)
+    for seam in plan.seams:
+        for field in seam.fields if plan.max_lag == 0 or plan.hops[seam.reader].rows != "group" else ():
+            assert found.read.get(f"{seam.reader}.{field.port}", 0) <= field.max_bytes * batches, field
+
+
+def bytes_are_as_priced(directory: str) -> None:
+    """Where every dim has one size: what was priced before the run, to the byte."""
+    plan, found = measured(directory)
+    for seam in plan.seams:
+        for field in seam.fields:
+            port = f"{seam.reader}.{field.port}"
+            assert found.read.get(port, 0) == pytest.approx(field.mean_bytes * found.steps), (port, field)
+    for hop in plan.hops.values():
+        rows = rows_per_step(hop.rows, plan.dims) * found.steps / hop.every
+        for column in hop.written:
+            wrote = found.wrote.get(f"{hop.name}.{column.name}", 0)
+            assert wrote == pytest.approx(column.mean_bytes * rows), (hop.name, column)
+    assert found.driver_bytes == pytest.approx(plan.driver_bytes * found.steps)
+
+
+def differences(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> list[tuple[str, Any, Any]]:
+    found = [(k, a.get(k), b.get(k)) for a, b in zip(one, two, strict=True) for k in a | b]
+    return [(k, a, b) for k, a, b in found if a != b]
+
+
+def passes_change_bytes_only(ring: Ring, off: Collection[str], directory: Path) -> None:
+    plain = run(ring, directory, off=PASSES)
+    runs = [run(ring, directory), run(ring, directory, off=off), run(ring, directory, verify=True)]
+    for one in runs:
+        assert differences(steps(one), steps(plain)) == []
+    for one in (plain, *runs):
+        bytes_are_as_predicted(one)
+        if ring.full:
+            bytes_are_as_priced(one)
+
+
+# --- the properties --------------------------------------------------------------------------------------------
+
+
+@quick(25)
+@given(rings(full=True), SOME)
+def test_fixed_shapes_cost_what_they_were_priced_at_and_no_pass_changes_a_bit(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))
+
+
+@quick(35)
+@given(rings(), SOME)
+def test_ragged_data_costs_what_its_lengths_say_and_no_pass_changes_a_bit(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))
+
+
+@quick(20)
+@given(st.integers(1, 2).flatmap(lambda lag: rings(max_lag=lag)), SOME)
+def test_with_overlap_rows_are_conserved_and_bytes_are_as_predicted(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    directory = tmp_path_factory.mktemp("ring")
+    bytes_are_as_predicted(run(ring._replace(steps=4), directory, off=off))
+
+
+@pytest.mark.slow
+@quick(300)
+@given(st.booleans().flatmap(lambda full: rings(full=full)), SOME)
+def test_no_pass_changes_a_bit_of_many_graphs(
+    tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
+) -> None:
+    passes_change_bytes_only(ring, off, tmp_path_factory.mktemp("ring"))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime import codec
+from flowgraph.runtime import reading, writing
 from flowgraph.runtime.arena import map_all, regions
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.executors import Executor, worker_owners
@@ -218,7 +218,7 @@ class Ring:
         if not fold.hop.reads:
             return {}
         shown = {row.key: row for row in self.folds.shown(fold, value)}
-        reader = codec.Reader(self.plan, self.local.views)
+        reader = reading.Reader(self.plan, self.local.views)
         for key in fold.read.keys() - shown.keys():
             del fold.read[key]
         for key in shown.keys() - fold.read.keys():
@@ -254,9 +254,9 @@ class Ring:
         sizes: tuple[int, ...] = ()
         try:
             if self.plan.verify:
-                codec.verify(hop, fields)
+                writing.verify(hop, fields)
             if leases:
-                sizes, wrote = codec.write(hop, fields, self.local.views["driver"], leases[hop.name])
+                sizes, wrote = writing.write(hop, fields, self.local.views["driver"], leases[hop.name])
                 self.meter.count(hop, {}, wrote, {})
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in parents]

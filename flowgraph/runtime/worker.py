@@ -17,7 +17,7 @@ from typing import Any
 from flowgraph.errors import PromiseBroken, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
-from flowgraph.runtime import codec, purity
+from flowgraph.runtime import purity, reading, writing
 from flowgraph.runtime.arena import Arena, map_all
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.messages import (
@@ -120,7 +120,7 @@ class Worker:
 
     def _fire(self, head: Hop, fire: Fire) -> None:
         """Run a hop, and those of its group after it."""
-        reader = codec.Reader(self.plan, self.views)
+        reader = reading.Reader(self.plan, self.views)
         handed: dict[str, Any] = {}
         leaves = fire.leaves
         parts: list[Part] = []
@@ -145,7 +145,7 @@ class Worker:
     async def _fire_async(self, hop: Hop, fire: Fire) -> None:
         try:
             began = time.monotonic()
-            read = codec.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
+            read = reading.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
             call, values = self.calls[hop.name], {**read.values, **fire.values}
             if self._verifies(hop):
                 result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
@@ -162,7 +162,7 @@ class Worker:
         return self.plan.verify and hop.kind == "hop"
 
     def _part(
-        self, hop: Hop, fire: Fire, result: Any, read: codec.Inputs, began: float, handed: dict[str, Any]
+        self, hop: Hop, fire: Fire, result: Any, read: reading.Inputs, began: float, handed: dict[str, Any]
     ) -> Part:
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
@@ -170,10 +170,10 @@ class Worker:
         lease = fire.leases.get(hop.name, -1)
         try:
             if self.plan.verify:
-                codec.verify(hop, outputs, read)
-            sizes, wrote = codec.write(hop, outputs, self.views[hop.owner], lease, omit, read)
+                writing.verify(hop, outputs, read)
+            sizes, wrote = writing.write(hop, outputs, self.views[hop.owner], lease, omit, read)
             if hop.group:
-                handed |= codec.hand_on(hop, outputs, read.sizes)
+                handed |= writing.hand_on(hop, outputs, read.sizes)
         except PromiseBroken as error:
             error.member = member_of(error, self.plan, hop, {**read.values, **outputs}, fire.leaves)
             raise

@@ -39,13 +39,20 @@ def quick(examples: int) -> settings:
     )
 
 
-def run(ring: Ring, directory: Path, off: Collection[str] = (), verify: bool = False) -> str:
-    """Run a ring in this process. Returns the run's directory."""
-    graph, content = graph_of(ring, directory)
-    runs = str(directory / "runs")
-    done = run_graph(graph, content, executor="inproc", runs=runs, live=False, off=off, verify=verify)
-    assert done.steps == ring.steps
-    return done.directory
+class Runs:
+    """Runs of one ring in this process, each in a directory of its own, which is what they return."""
+
+    def __init__(self, ring: Ring, directory: Path) -> None:
+        self.ring, self.directory = ring, directory
+        self.graph, self.content = graph_of(ring, directory)
+
+    def __call__(self, off: Collection[str] = (), verify: bool = False) -> str:
+        done = run_graph(
+            self.graph, self.content, executor="inproc", runs=str(self.directory / "runs"), live=False,
+            off=off, verify=verify,
+        )  # fmt: skip
+        assert done.steps == self.ring.steps
+        return done.directory
 
 
 def measured(directory: str) -> tuple[Plan, Measured]:
@@ -94,11 +101,11 @@ def differences(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> list[tu
 
 
 def passes_change_bytes_only(ring: Ring, off: Collection[str], directory: Path) -> None:
-    plain = run(ring, directory, off=PASSES)
-    runs = [run(ring, directory), run(ring, directory, off=off), run(ring, directory, verify=True)]
-    for one in runs:
+    run = Runs(ring, directory)
+    plain, *others = made = [run(off=PASSES), run(), run(off=off), run(verify=True)]
+    for one in others:
         assert differences(steps(one), steps(plain)) == []
-    for one in (plain, *runs):
+    for one in made:
         bytes_are_as_predicted(one)
         if ring.full:
             bytes_are_as_priced(one)
@@ -128,8 +135,8 @@ def test_ragged_data_costs_what_its_lengths_say_and_no_pass_changes_a_bit(
 def test_with_overlap_rows_are_conserved_and_bytes_are_as_predicted(
     tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
 ) -> None:
-    directory = tmp_path_factory.mktemp("ring")
-    bytes_are_as_predicted(run(ring._replace(steps=4), directory, off=off))
+    run = Runs(ring._replace(steps=4), tmp_path_factory.mktemp("ring"))
+    bytes_are_as_predicted(run(off=off))
 
 
 @pytest.mark.slow

@@ -15,14 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flowgraph import Derivable
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, from_json
 from flowgraph.plan.predict import predict
 from flowgraph.runtime.run import run_graph
+from tests.graphs.content import Col, mixed
 from tests.graphs.random_graphs import rings
 from tests.graphs.rings import Ring, graph_of
+from tests.graphs.small_rings import BOUNDS, PROMPT, TILED, TOKENS, TRUTH, VALID, one, sampler, small, tokens
 from tests.runtime.harness import steps, summary
 
 SOME = st.sets(st.sampled_from(sorted(PASSES)))
@@ -39,13 +42,20 @@ def quick(examples: int) -> settings:
     )
 
 
-def run(ring: Ring, directory: Path, off: Collection[str] = (), verify: bool = False) -> str:
-    """Run a ring in this process. Returns the run's directory."""
-    graph, content = graph_of(ring, directory)
-    runs = str(directory / "runs")
-    done = run_graph(graph, content, executor="inproc", runs=runs, live=False, off=off, verify=verify)
-    assert done.steps == ring.steps
-    return done.directory
+class Runs:
+    """Runs of one ring in this process, each in a directory of its own, which is what they return."""
+
+    def __init__(self, ring: Ring, directory: Path) -> None:
+        self.ring, self.directory = ring, directory
+        self.graph, self.content = graph_of(ring, directory)
+
+    def __call__(self, off: Collection[str] = (), verify: bool = False) -> str:
+        done = run_graph(
+            self.graph, self.content, executor="inproc", runs=str(self.directory / "runs"), live=False,
+            off=off, verify=verify,
+        )  # fmt: skip
+        assert done.steps == self.ring.steps
+        return done.directory
 
 
 def measured(directory: str) -> tuple[Plan, Measured]:
@@ -62,7 +72,7 @@ def bytes_are_as_predicted(directory: str) -> None:
     With overlap, groups are made ahead of the steps that they are for.
     """
     plan, found = measured(directory)
-    ports = {f"{hop.name}.{one.port}" for hop in plan.hops.values() for one in hop.reads}
+    ports = {f"{hop.name}.{read.port}" for hop in plan.hops.values() for read in hop.reads}
     assert predict(plan, found.lengths) == {port: found.read.get(port, 0) for port in ports}
     ledger = summary(directory)["ledger"]
     made = sum(v if isinstance(v, int) else sum(v.values()) for k, v in ledger.items() if k != "dispatched")
@@ -94,14 +104,56 @@ def differences(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> list[tu
 
 
 def passes_change_bytes_only(ring: Ring, off: Collection[str], directory: Path) -> None:
-    plain = run(ring, directory, off=PASSES)
-    runs = [run(ring, directory), run(ring, directory, off=off), run(ring, directory, verify=True)]
-    for one in runs:
-        assert differences(steps(one), steps(plain)) == []
-    for one in (plain, *runs):
-        bytes_are_as_predicted(one)
+    run = Runs(ring, directory)
+    plain, *others = made = [run(off=PASSES), run(), run(off=off), run(verify=True)]
+    for other in others:
+        assert differences(steps(other), steps(plain)) == []
+    for ran in made:
+        bytes_are_as_predicted(ran)
         if ring.full:
-            bytes_are_as_priced(one)
+            bytes_are_as_priced(ran)
+
+
+# --- what once went wrong --------------------------------------------------------------------------------------
+
+FLAG = Col("flag", "array", "", "bool")
+N = Col("n", "array", "", "float32")
+MARK = Col("mark", "array", "", "int64", (Derivable(mixed, ("flag",)),))
+X = tokens("x")
+SUM_OF_X = tokens("sum_of_x", Derivable(mixed, ("x",)), dtype="int64")
+SMALL = {
+    "bounds that nobody reads still say how many leaves a trajectory has": small(
+        sampler(BOUNDS, TOKENS), one("a", "batch.truth@leaf batch.lag"), source=(PROMPT, TRUTH), full=False
+    ),
+    "a hop of a group reads one value a leaf of what its group has just sampled": small(
+        sampler(BOUNDS),
+        one("t", "sampler.truth@leaf", rows="trajectory", owner="rollout"),
+        source=(PROMPT, TRUTH),
+    ),
+    "what a group hands on is not derived again": small(
+        sampler(BOUNDS, TOKENS), one("a", "batch.bounds", X, SUM_OF_X), one("b", "a.x a.sum_of_x")
+    ),
+    "a column that two ports read is counted once": small(
+        sampler(BOUNDS, TOKENS), one("a", "batch.tokens sampler.tokens"), one("b", "batch.tokens")
+    ),
+    "what a column of a group is derived of is read once a group": small(
+        sampler(BOUNDS),
+        one("a", "batch.flag", N),
+        one("b", "batch.flag batch.mark a.n"),
+        source=(PROMPT, FLAG, MARK),
+    ),
+    "each column of a read is charged to the driver by where it lies": small(
+        sampler(BOUNDS, VALID),
+        one("t", "sampler.valid sampler.bounds", TILED, rows="trajectory", owner="driver"),
+        one("a", "batch.tiled batch.lag"),
+        response=40,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_rings_on_which_a_pass_once_went_wrong(name: str, tmp_path: Path) -> None:
+    passes_change_bytes_only(SMALL[name], ["place", "defer"], tmp_path)
 
 
 # --- the properties --------------------------------------------------------------------------------------------
@@ -128,8 +180,8 @@ def test_ragged_data_costs_what_its_lengths_say_and_no_pass_changes_a_bit(
 def test_with_overlap_rows_are_conserved_and_bytes_are_as_predicted(
     tmp_path_factory: pytest.TempPathFactory, ring: Ring, off: set[str]
 ) -> None:
-    directory = tmp_path_factory.mktemp("ring")
-    bytes_are_as_predicted(run(ring._replace(steps=4), directory, off=off))
+    run = Runs(ring._replace(steps=4), tmp_path_factory.mktemp("ring"))
+    bytes_are_as_predicted(run(off=off))
 
 
 @pytest.mark.slow

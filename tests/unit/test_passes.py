@@ -14,57 +14,26 @@ from flowgraph import Array, Below, Derivable, LastToken, Learner, Shared, Tenso
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.rewrite import PASSES, SOURCE, rewrite, stages
 from flowgraph.passes.verify import verify
-from flowgraph.spec.dims import Size
 from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
-from flowgraph.spec.types import Fact
 from tests.graphs.content import MASK, Col, mixed
-from tests.graphs.random_graphs import REQUEST, STEP
-from tests.graphs.rings import Made, Ring, Take, graph_of
+from tests.graphs.rings import Made, graph_of
+from tests.graphs.small_rings import (
+    BOUNDS,
+    PROMPT,
+    TILED,
+    TOKENS,
+    TRUTH,
+    VALID,
+    one,
+    sampler,
+    small,
+    tokens,
+)
 from tests.unit.graphs import good
 
-TOKENS = Col("tokens", "array", "token", "int32")
-VALID = Col("valid", "array", "token", "bool", (MASK,))
-BOUNDS = Col("bounds", "array", "leaf+1", "int64")
-PROMPT = Col("prompt", "array", "prompt", "int32")
-TRUTH = Col("truth", "json", "", max=100)
 
-
-def tokens(name: str, *facts: Fact, dtype: str = "float32") -> Col:
-    return Col(name, "array", "token", dtype, facts)
-
-
-TILED = tokens("tiled", TiledOver("leaf", "bounds", "valid"))
-
-
-def one(name: str, reads: str, *gives: Col, **more: Any) -> Made:
-    """A hop of the trainer on steps. reads: `hop.column`, separated by spaces."""
-    takes = tuple(Take(ref.split(".")[1], ref.split(".")[0], TOKENS, "") for ref in reads.split())
-    return Made(name, **{"rows": "step", "takes": takes, "gives": gives, "owner": "trainer"} | more)
-
-
-def sampler(*gives: Col, **more: Any) -> Made:
-    more = {"rows": "trajectory", "role": "sampler", "owner": "rollout"} | more
-    return one("sampler", "dispatch.key", *gives, **more)
-
-
-def graph(tmp_path: Path, *hops: Made, source: tuple[Col, ...] = (PROMPT,), **dims: float) -> Graph:
-    """A ring of the given hops, after a source and before a sync. dims: sizes that are not 2."""
-    made = (Made("dataset", "group", gives=source, role="source"), *hops)
-    sync = one("sync", "batch.batch_id", role="sync")
-    known = {c.name: c for h in made for c in h.gives} | {c.name: c for c in (*REQUEST, *STEP)}
-    rows = {c.name: h.rows for h in made for c in h.gives} | {c.name: "trajectory" for c in REQUEST}
-    bound = []
-    for at in (*made, sync):
-        takes = []
-        for take in at.takes:
-            column = known[take.port]
-            each = at.rows == "step" and not column.shape and rows.get(column.name, "step") != "step"
-            shape = "trajectory" if each else column.shape
-            takes.append(take._replace(column=column, shape=shape, mask=MASK in column.facts))
-        bound.append(at._replace(takes=tuple(takes)))
-    named = {"group": 2, "sample": 2, "leaf": 2, "prompt": 2, "response": 2} | dims
-    sizes = {name: Size(size, int(size)) for name, size in named.items()}
-    return graph_of(Ring(sizes, tuple(bound), "sampler"), tmp_path)[0]
+def graph(tmp_path: Path, *hops: Made, source: tuple[Col, ...] = (PROMPT,), **dims: int) -> Graph:
+    return graph_of(small(*hops, source=source, **dims), tmp_path)[0]
 
 
 def wire(after: Graph, column: str) -> Wire:

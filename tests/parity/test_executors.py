@@ -31,7 +31,7 @@ def quickstart(runs: Path, executor: str) -> list[dict[str, Any]]:
         "2",
     ]
     done = subprocess.run(
-        [*command, "--runs", str(runs), "--set", PROBE],
+        [*command, "--runs", str(runs), "--set", PROBE, "--set", "budgets={}"],
         cwd=ROOT,
         capture_output=True,
         text=True,

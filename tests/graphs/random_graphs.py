@@ -130,7 +130,7 @@ class _Drawing:
             c for c, w in visible.items() if rows != "step" or self.known[w].rows == "step" or _joins(c)
         ]
         # What promises are made of is read more often than the rest.
-        return [c for c in columns for _ in range(1 + c.bounds + 3 * bool(c.facts))]
+        return [c for c in columns for _ in range(1 + 4 * c.bounds + 3 * bool(c.facts))]
 
     def _shaped(self, take: Take, rows: str, sampled: bool) -> Take:
         """A value without dims may be read once a leaf, and on a step once a trajectory."""

@@ -185,6 +185,7 @@ def test_with_overlap_rows_are_conserved_and_bytes_are_as_predicted(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @quick(300)
 @given(st.booleans().flatmap(lambda full: rings(full=full)), SOME)
 def test_no_pass_changes_a_bit_of_many_graphs(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from flowgraph.ir.graph import Graph, Node
+from flowgraph.ir.graph import Graph, Node, is_offsets
 from flowgraph.passes.sizes import rows_per_step, stored_bytes
 from flowgraph.spec.forms import Wire, ports_of
 from flowgraph.spec.ports import Port
-from flowgraph.spec.types import LIFETIMES, Lifetime
+from flowgraph.spec.types import LIFETIMES, Lifetime, Mask
 
 # How long a value must live at least, for a reader on later rows than its own.
 NEEDED: dict[str, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
@@ -23,6 +23,13 @@ def written_at(graph: Graph, node: Node, port: str) -> tuple[Node, Port] | None:
     if binding is None or binding.source is None or not binding.is_column:
         return None
     return graph.nodes[binding.producer], binding.source
+
+
+def tells(port: Port) -> bool:
+    """Whether it says where rows begin or what is valid. It takes no companion itself, so that none can take another
+    that takes it.
+    """
+    return any(isinstance(f, Mask) for f in port.facts) or any(is_offsets(dim) for dim in port.shape)
 
 
 def closure(graph: Graph, node: Node, ports: Iterable[str]) -> Iterator[tuple[Node, Port]]:

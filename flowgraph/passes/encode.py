@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.passes.companions import closure, pays
+from flowgraph.passes.companions import closure, pays, tells
 from flowgraph.passes.sizes import size_of
 from flowgraph.spec.facts import companions
 from flowgraph.spec.forms import Bits, Form, Prefix, Wire, ports_of
@@ -40,7 +40,8 @@ def _fitting(graph: Graph, node: Node, port: Port) -> Form | None:
         if isinstance(fact, Mask) and port.shape:
             return Bits()
         # A single leaf shares with nobody, and would only carry the count besides.
-        if isinstance(fact, Shared) and len(port.shape) == 1 and size_of("leaf", graph.dims, "max") > 1:
+        several = len(port.shape) == 1 and size_of("leaf", graph.dims, "max") > 1
+        if isinstance(fact, Shared) and several and not tells(port):
             return Prefix(companions(node.spec, port, fact)[0])
     return None
 

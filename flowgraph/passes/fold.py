@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node, collects
-from flowgraph.passes.companions import pays
+from flowgraph.passes.companions import pays, tells
 from flowgraph.spec.facts import companions
 from flowgraph.spec.forms import PerRow, Wire
 from flowgraph.spec.ports import Port
@@ -53,7 +53,7 @@ def _per_row(graph: Graph) -> Graph:
 
 def _folded(node: Node, port: Port) -> Wire | None:
     fact = next((f for f in port.facts if isinstance(f, LastToken | TiledOver)), None)
-    if fact is None or len(port.shape) != 1 or not node.wire(port.name).written:
+    if fact is None or len(port.shape) != 1 or tells(port) or not node.wire(port.name).written:
         return None
     bounds, mask = companions(node.spec, port, fact)
     return Wire(form=PerRow(fact.dim, bounds, mask, isinstance(fact, LastToken)))

@@ -126,6 +126,14 @@ def test_fold_needs_the_mask_to_live_as_long_as_the_reader_needs_it(tmp_path: Pa
     assert wire(only("fold", short), "after").form is None
 
 
+def test_fold_leaves_masks_alone_so_that_no_two_take_each_other_to_be_undone(tmp_path: Path) -> None:
+    one_way = tokens("one_way", TiledOver("leaf", "bounds", "other"), MASK, dtype="bool")
+    other = tokens("other", TiledOver("leaf", "bounds", "one_way"), MASK, dtype="bool")
+    reader = one("a", "batch.one_way batch.other batch.bounds")
+    after = rewrite(graph(tmp_path, sampler(BOUNDS, one_way, other), reader, response=30))
+    assert wire(after, "one_way").form == wire(after, "other").form == Bits()
+
+
 def test_fold_reads_what_trajectories_share_once_a_group_on_steps_only(tmp_path: Path) -> None:
     hops = one("t", "dispatch.truth", rows="trajectory"), one("a", "batch.truth batch.key")
     after = only("fold", graph(tmp_path, sampler(BOUNDS), *hops, source=(PROMPT, TRUTH)))

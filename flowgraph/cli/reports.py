@@ -24,6 +24,7 @@ from flowgraph.cli.shared import (
 )
 from flowgraph.ir.graph import Graph
 from flowgraph.ir.text import graph_text
+from flowgraph.passes.rates import rates
 from flowgraph.passes.rewrite import PASSES, rewrite
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.measured import Measured, read_measured
@@ -105,7 +106,10 @@ def _stage(graph: Graph, stage: str, no_pass: tuple[str, ...], as_json: bool) ->
     off = list(PASSES) if stage == "source" else api.passes_off(no_pass)
     if as_json:
         return to_json(compile_graph(graph, off=off))
-    return plan_text(compile_graph(graph, off=off)) if stage == "lowered" else graph_text(rewrite(graph, off))
+    if stage == "lowered":
+        return plan_text(compile_graph(graph, off=off))
+    after = rewrite(graph, off)
+    return graph_text(after, rates(after))
 
 
 def _page(code: str) -> str:

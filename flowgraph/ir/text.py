@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -11,19 +11,19 @@ from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
 from flowgraph.spec.ports import Port
 
 
-def graph_text(graph: Graph) -> str:
-    """The whole graph; equal graphs give equal texts."""
+def graph_text(graph: Graph, rates: Mapping[str, object]) -> str:
+    """The whole graph; equal graphs give equal texts. rates: hop → what it works on in a step."""
     dims = ", ".join(
         f"{n} {s.mean:g}" + (f" ≤ {s.max}" if s.mean != s.max else "") for n, s in graph.dims.items()
     )
     lines = [f"graph {graph.file.name}", f"dims {dims}"]
     for node in graph.nodes.values():
-        lines += ["", *_hop(node)]
+        lines += ["", *_hop(node, rates.get(node.name))]
     return "\n".join(lines) + "\n"
 
 
-def _hop(node: Node) -> Iterator[str]:
-    rows = f"on {node.kind} rows" if node.kind else "on events"
+def _hop(node: Node, rate: object | None) -> Iterator[str]:
+    rows = f"on {node.kind} rows, {rate}" if node.kind else "on events"
     owner = f"@{node.owner}" + (" (free)" if node.free else "")
     yield f"{node.spec.facts.kind} {node.name} = {node.spec.use} {owner} {rows}"
     if node.group:

@@ -17,6 +17,7 @@ from flowgraph.passes.check_rates import (
     check_rows,
     check_steps,
 )
+from flowgraph.passes.check_said import check_said
 from flowgraph.passes.check_state import check_hidden, check_leaks
 from flowgraph.passes.check_types import check_dims, check_dtypes, check_maps, check_memory, check_shapes
 from flowgraph.passes.staleness import check_staleness
@@ -41,6 +42,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_admits,
     check_balance,
     check_events,
+    check_said,
     check_budgets,
 )
 

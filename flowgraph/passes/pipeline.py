@@ -14,8 +14,8 @@ from flowgraph.spec.graphfile import read_graph
 from flowgraph.spec.revision import read_text
 from flowgraph.spec.source import Located, read, set_path
 
-# What is unreadable, unknown, refused, two things or circular; whatever else is said of the same place follows.
-CAUSES = ("FG102", "FG108", "FG109", "FG111", "FG207", "FG401")
+# What is unreadable, unknown, refused, mistyped or circular; whatever else is said of the same place follows from it.
+CAUSES = ("FG102", "FG108", "FG109", "FG111", "FG202", "FG207", "FG401")
 
 
 class Loaded(msgspec.Struct):

@@ -22,8 +22,14 @@ class Rate(msgspec.Struct, frozen=True):
     high: float
 
     def __str__(self) -> str:
-        high = "…" if math.isinf(self.high) else f"{self.high:g}"
-        return f"{self.low:g} {self.kind}" if self.low == self.high else f"{self.low:g} to {high} {self.kind}"
+        """`64 trajectories a step`, `12 to 24 leaves a step`, `at least 8 groups a step`, `once a step`."""
+        if self.kind == "step":
+            return "once a step" if self.low == 1 else f"once in {1 / self.low:g} steps"
+        many = {"trajectory": "trajectories", "leaf": "leaves"}.get(self.kind, f"{self.kind}s")
+        if math.isinf(self.high):
+            return f"at least {self.low:g} {many} a step"
+        span = f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
+        return f"{span} {many} a step"
 
 
 def drops(node: Node) -> bool:

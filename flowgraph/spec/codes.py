@@ -40,6 +40,7 @@ CODES: dict[str, str] = {
     "FG404": "no step would ever be made",
     "FG405": "the largest lag is not stated",
     "FG406": "more or fewer rows are made than are taken",
+    "FG407": "what is said of a seam means nothing there",
     "FG501": "more bytes than can be addressed",
     "FG502": "more bytes than the budget",
     "FG503": "a budget that can't be",

@@ -17,6 +17,7 @@ import flowgraph
 from flowgraph.cli import main
 from flowgraph.ir.text import graph_text
 from flowgraph.passes.pipeline import load
+from flowgraph.passes.rates import rates
 from flowgraph.passes.rewrite import PASSES, rewrite
 from flowgraph.plan.compile import compile_file
 from flowgraph.plan.plan import Plan, from_json
@@ -185,8 +186,9 @@ def test_a_stage_is_the_graph_as_written_as_rewritten_or_its_plan() -> None:
     graph = load(TOY).graph
     assert graph is not None
     source, optimized, lowered = (cli(TOY, "--stage", s).stdout for s in ("source", "optimized", "lowered"))
-    assert source == graph_text(graph)
-    assert optimized == graph_text(rewrite(graph))
+    assert source == graph_text(graph, rates(graph))
+    assert "at least 6 trajectories a step" in source
+    assert optimized == graph_text(rewrite(graph), rates(graph))
     assert lowered == plan_text(compile_file(TOY))
     assert "gives unread f32[token]\n" in source
     assert "gives unread f32[token]: not written\n" in optimized

@@ -70,7 +70,7 @@ def test_rates_are_intervals_where_data_decides() -> None:
     assert found["batch"] == found["train"] == Rate("step", 1, 1)
     assert found["reward"] == Rate("leaf", 12, 12)
     assert "eval" not in found
-    assert str(found["rollout"]) == "6 to … trajectory"
+    assert str(found["rollout"]) == "at least 6 trajectories a step"
     loaded = load(TOY, ["dims.leaf={mean: 1.5, max: 2}", "hops.train.in.lag={from: batch, every: 2}"])
     assert loaded.graph is not None
     more = rates(loaded.graph)

@@ -13,7 +13,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     read: `reader.port` → bytes; wrote: `hop.column` → bytes; control_bytes: messages, without the start
     driver_bytes: payload that passed through the driver's memory
-    lengths: reader → writer → sizes of a block, joined by commas → how many such blocks it read
+    lengths: reader → writer → sizes of a block, joined by commas → how many such blocks it read,
+    one that several rows share once where it is read once
     """
 
     steps: int

@@ -45,11 +45,11 @@ def rings(draw: Draw, full: bool = False, max_lag: int = 0, hops: int = 8) -> Ri
     ring.hop("dataset", "group", role="source")
     for i in range(draw(st.integers(0, 1))):
         ring.hop(f"g{i}", "group")
-    ring.fold("dispatch", "trajectory", REQUEST, list(ring.known)[-1:])
+    ring.know("dispatch", "trajectory", REQUEST, list(ring.known)[-1:])
     ring.hop("sampler", "trajectory", role="sampler")
     after = [ring.hop(f"t{i}", "trajectory") for i in range(draw(st.integers(0, hops)))]
     tail = draw(st.sampled_from(["sampler", *after]))
-    ring.fold("batch", "step", STEP, [tail])
+    ring.know("batch", "step", STEP, [tail])
     for i in range(draw(st.integers(0, hops))):
         ring.hop(f"s{i}", "step")
     ring.hop("train", "step", role="train")
@@ -77,10 +77,8 @@ class _Drawing:
         self.known: dict[str, Known] = {}
         self.hops: list[Made] = []
 
-    def fold(self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str]) -> None:
-        self._know(name, rows, gives, after)
-
-    def _know(self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str], every: int = 1) -> None:
+    def know(self, name: str, rows: str, gives: Sequence[Col], after: Sequence[str], every: int = 1) -> None:
+        """Note what later hops can read by way of this one. after: the hops that it reads by way of."""
         rare = every > 1 or any(self.known[one].rare for one in after)
         before = frozenset(after).union(*(self.known[one].before for one in after))
         visible = {c: writer for one in after for c, writer in self.known[one].visible.items()}
@@ -88,19 +86,19 @@ class _Drawing:
 
     def hop(self, name: str, rows: str, role: str = "hop") -> str:
         draw = self.draw
-        takes = () if role == "source" else self._takes(name, rows, role)
+        takes = () if role == "source" else self._takes(rows, role)
         every = draw(st.sampled_from([1, 1, 1, 2])) if (rows, role) == ("step", "hop") else 1
         dims = self._dims_of(rows, role, takes)
         gives = () if role in ("sync", "final") else self._gives(name, rows, role, takes, dims)
         owner = None if role == "source" else draw(st.sampled_from(self.owners))
         concurrent = role not in ("source", "sync") and draw(st.sampled_from([False] * 3 + [True]))
         self.hops.append(Made(name, rows, takes, gives, owner, "firing", concurrent, every, role))
-        self._know(name, rows, gives, list(dict.fromkeys(t.via for t in takes)), every)
+        self.know(name, rows, gives, list(dict.fromkeys(t.via for t in takes)), every)
         return name
 
     # --- what it reads ----------------------------------------------------------------------------------------
 
-    def _takes(self, name: str, rows: str, role: str) -> tuple[Take, ...]:
+    def _takes(self, rows: str, role: str) -> tuple[Take, ...]:
         """At least one column by way of a hop on the same rows, so that the hop works on them too."""
         draw = self.draw
         ways = [one for one, at in self.known.items() if KINDS.index(at.rows) <= KINDS.index(rows)]

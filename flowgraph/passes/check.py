@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
-from flowgraph.passes.check_balance import check_balance
+from flowgraph.passes.check_balance import check_balance, check_leaves
 from flowgraph.passes.check_budgets import check_budgets
 from flowgraph.passes.check_events import check_events
 from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
@@ -41,6 +41,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_capacity,
     check_admits,
     check_balance,
+    check_leaves,
     check_events,
     check_said,
     check_budgets,

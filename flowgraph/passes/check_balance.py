@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
-from flowgraph.ir.graph import Graph
+from flowgraph.ir.graph import Graph, Node, repeats
 from flowgraph.passes.order import every, thinned
-from flowgraph.passes.sizes import rows_per_step
+from flowgraph.passes.sizes import rows_per_step, size_of
 from flowgraph.passes.staleness import batch_size, makers_of
 
 
@@ -81,3 +81,25 @@ def _unexpanded(graph: Graph) -> Iterator[Diagnostic]:
             )
             help = f"feed it to a dispatcher such as hops.dispatch.watermark, or remove {node.name}"
             yield Diagnostic("FG406", node.place, message, help)
+
+
+def check_leaves(graph: Graph) -> Iterator[Diagnostic]:
+    """FG406: what is read once a leaf is read after the hop that says how many leaves there are."""
+    if size_of("leaf", graph.dims, "max") <= 1:
+        return
+    for node in graph.nodes.values():
+        if node.kind != "trajectory" or node.spec.facts.kind == "fold" or graph.doubtful(node):
+            continue
+        for binding in node.bindings:
+            source, writer = binding.source, graph.nodes[binding.producer]
+            if source is None or not repeats(source, writer, binding.port, node):
+                continue
+            if not any(_gives_leaves(before) for before in graph.upstream(node)):
+                message = f"{node.name} reads {binding.port.name} once a leaf, before any hop gives leaves"
+                help = f"let {node.name} read the bounds of the leaves too, or a single {binding.port.name}"
+                yield Diagnostic("FG406", binding.decl.place, message, help)
+                break
+
+
+def _gives_leaves(node: Node) -> bool:
+    return node.kind == "trajectory" and any("leaf" in d.names for c in node.spec.columns for d in c.shape)

@@ -149,3 +149,8 @@ def batch_of_two(
     second: Annotated[Row | None, Rows("trajectory")],
 ) -> Steps:
     raise NotImplementedError
+
+
+@hop(lifetime="consumed")
+def once_a_leaf(key: UInt64[Array, "leaf"]) -> Float32[Array, "leaf"]:
+    raise NotImplementedError

@@ -40,7 +40,7 @@ def _groups(graph: Graph) -> dict[str, str]:
         if not may_fuse(node):
             continue
         head[name] = name
-        for one in before[name]:
+        for one in sorted(before[name], key=lambda other: -order[other]):
             first = head.get(one)
             if first is None or not _alike(graph.nodes[first], node) or fires[one] != fires[name]:
                 continue

@@ -34,8 +34,15 @@ def triggers(graph: Graph) -> dict[str, tuple[str, ...]]:
 
 
 def in_order(before: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Hops so that each comes after all that it waits for."""
-    return list(TopologicalSorter(before).static_order())
+    """Hops so that each comes after all that it waits for. It does not depend on the order of the file."""
+    sorter = TopologicalSorter(before)
+    sorter.prepare()
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        sorter.done(*ready)
+        order += ready
+    return order
 
 
 def every(graph: Graph) -> dict[str, int]:

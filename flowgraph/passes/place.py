@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from flowgraph.ir.graph import Graph
+from flowgraph.passes.order import in_order
 
 
 def place(graph: Graph) -> Graph:
-    readers: dict[str, list[str]] = {}
-    changed = {}
-    # From the last hop to the first, so that a chain of free hops follows the hop that reads its end.
-    for node in reversed(list(graph.nodes.values())):
-        workers = [owner for owner in readers.get(node.name, ()) if owner != "driver"]
-        if node.free and workers and node.spec.facts.kind != "fold":
-            node = changed[node.name] = msgspec.structs.replace(node, owner=workers[-1])
-        for binding in node.bindings:
-            if not binding.carries_rows:
-                readers.setdefault(binding.producer, []).append(node.owner)
-    return msgspec.structs.replace(graph.with_nodes(changed), mapped=True)
+    """A free hop goes to the owner that most of its readers have; of several the first by name."""
+    owners = {name: node.owner for name, node in graph.nodes.items()}
+    readers: dict[str, Counter[str]] = {name: Counter() for name in graph.nodes}
+    before: dict[str, list[str]] = {name: [] for name in graph.nodes}
+    for node, binding in graph.columns():
+        if binding.producer != node.name:
+            before[node.name].append(binding.producer)
+    # From the last reader to the first writer, so that a chain of free hops follows the hop that reads its end.
+    for name in reversed(in_order({hop: tuple(writers) for hop, writers in before.items()})):
+        node, found = graph.nodes[name], readers[name]
+        if node.free and found and node.spec.facts.kind != "fold":
+            owners[name] = min(found, key=lambda owner: (-found[owner], owner))
+        for writer in before[name] if owners[name] != "driver" else ():
+            readers[writer][owners[name]] += 1
+    moved = {
+        n.name: msgspec.structs.replace(n, owner=owners[n.name])
+        for n in graph.nodes.values()
+        if n.owner != owners[n.name]
+    }
+    return msgspec.structs.replace(graph.with_nodes(moved), mapped=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pytest
+import yaml
 from jaxtyping import Int64
 
 from flowgraph import Array, Below, Derivable, LastToken, Learner, Shared, Tensors, TiledOver, effect, hop
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.rewrite import PASSES, SOURCE, rewrite, stages
 from flowgraph.passes.verify import verify
+from flowgraph.plan.compile import compile_file
 from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
 from tests.graphs.content import MASK, Col, mixed
 from tests.graphs.rings import Made, graph_of
@@ -337,3 +340,19 @@ def test_fuse_leaves_a_reader_of_tensors_apart_from_their_writer(tmp_path: Path)
     before = good(tmp_path, hops, top=top)
     assert before.nodes["look"].owner == before.nodes["learn"].owner
     assert groups(only("fuse", before)) == []
+
+
+def test_a_plan_does_not_depend_on_the_order_of_the_hops_in_the_file(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "graphs/quickstart.yaml"
+    tree, rng = yaml.safe_load(path.read_text()), random.Random(0)
+    as_written = compile_file(str(path))
+    for number in range(20):
+        names = rng.sample(list(tree["hops"]), len(tree["hops"]))
+        shuffled = tmp_path / f"{number}.yaml"
+        hops = {name: tree["hops"][name] for name in names}
+        shuffled.write_text(yaml.safe_dump({**tree, "hops": hops}, sort_keys=False))
+        plan = compile_file(str(shuffled))
+        assert {n: (h.owner, h.group) for n, h in plan.hops.items()} == {
+            n: (h.owner, h.group) for n, h in as_written.hops.items()
+        }
+        assert plan.driver_bytes == as_written.driver_bytes

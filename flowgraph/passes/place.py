@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flowgraph.ir.graph import Graph
+from flowgraph.ir.graph import Graph, Node
 
 
 def place(graph: Graph) -> Graph:
@@ -13,9 +13,20 @@ def place(graph: Graph) -> Graph:
     # From the last hop to the first, so that a chain of free hops follows the hop that reads its end.
     for node in reversed(list(graph.nodes.values())):
         workers = [owner for owner in readers.get(node.name, ()) if owner != "driver"]
-        if node.free and workers and node.spec.facts.kind != "fold":
+        if (
+            node.free
+            and workers
+            and node.spec.facts.kind != "fold"
+            and _same_tokenizer(graph, node, workers[-1])
+        ):
             node = changed[node.name] = msgspec.structs.replace(node, owner=workers[-1])
         for binding in node.bindings:
             if not binding.carries_rows:
                 readers.setdefault(binding.producer, []).append(node.owner)
     return msgspec.structs.replace(graph.with_nodes(changed), mapped=True)
+
+
+def _same_tokenizer(graph: Graph, node: Node, owner: str) -> bool:
+    """Whether a hop that takes a tokenizer gets the same one there."""
+    takes = any(param.origin == "resource" and param.detail == "tokenizer" for param in node.spec.params)
+    return not takes or graph.tokenizer_model(owner) == graph.tokenizer_model(node.owner)

@@ -12,6 +12,7 @@ from jaxtyping import Int64
 
 from flowgraph import Array, Below, Derivable, LastToken, Learner, Shared, Tensors, TiledOver, effect, hop
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import PASSES, SOURCE, rewrite, stages
 from flowgraph.passes.verify import verify
 from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
@@ -329,3 +330,17 @@ def test_fuse_leaves_a_reader_of_tensors_apart_from_their_writer(tmp_path: Path)
     before = good(tmp_path, hops, top=top)
     assert before.nodes["look"].owner == before.nodes["learn"].owner
     assert groups(only("fuse", before)) == []
+
+
+def test_a_free_hop_with_a_tokenizer_stays_where_it_is_when_its_reader_has_another(tmp_path: Path) -> None:
+    """Without place it is on the driver, with the tokenizer of the first model that any owner names."""
+    loaded = load("graphs/quickstart.yaml")
+    assert loaded.graph is not None
+    assert only("place", loaded.graph).nodes["reward"].owner == "trainer"
+    engine = loaded.graph.owners["rollout"].engine
+    assert engine is not None
+    judge = msgspec.structs.replace(
+        loaded.graph.owners["rollout"], name="judge", engine=msgspec.structs.replace(engine, model="another")
+    )
+    before = msgspec.structs.replace(loaded.graph, owners={"judge": judge, **loaded.graph.owners})
+    assert only("place", before).nodes["reward"].owner == "driver"

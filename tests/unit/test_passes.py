@@ -210,7 +210,10 @@ def test_narrow_keeps_the_form_of_a_column(tmp_path: Path) -> None:
 # --- place and defer -------------------------------------------------------------------------------------------
 
 
-def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "readers first"])
+def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(
+    tmp_path: Path, turned: bool
+) -> None:
     hops = (
         one("first", "batch.tokens", tokens("x"), owner=None),
         one("second", "first.x", tokens("y"), owner=None),
@@ -218,7 +221,7 @@ def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(tmp_pa
         one("last", "second.y placed.z", owner="third"),
         one("end", "last.y", owner=None),  # read by nobody
     )
-    before = graph(tmp_path, sampler(BOUNDS, TOKENS), *hops)
+    before = graph(tmp_path, sampler(BOUNDS, TOKENS), *(reversed(hops) if turned else hops))
     after = only("place", before)
     assert {n: after.nodes[n].owner for n in ("first", "second", "placed", "last", "end")} == {
         "first": "third",

@@ -155,16 +155,21 @@ class Ring:
                 f"in flight {counts.in_flight}, ready {counts.ready}{queued}",
                 help,
             )
-        oldest = min(self.in_flight.values(), key=lambda f: f.began)
-        deadline = self.plan.run.deadline
+        late = min(self.in_flight.values(), key=lambda f: f.began + self._patience(f))
+        patience = self._patience(late)
         try:
-            return self.executor.wait(max(0.0, oldest.began + deadline - time.monotonic()))
+            return self.executor.wait(max(0.0, late.began + patience - time.monotonic()))
         except DeadlineError:
-            owner = self.plan.hops[oldest.hop].owner
+            hop = self.plan.hops[late.hop]
+            what = f"hops {' → '.join(hop.group)}" if hop.group else f"hop {hop.name}"
             raise DeadlineError(
-                f"hop {oldest.hop}{who(oldest)} on owner {owner} has run for {deadline:g} s",
+                f"{what}{who(late)} on owner {hop.owner} has run for {patience:g} s",
                 "raise run.deadline if that is right; else look at the owner's log",
             ) from None
+
+    def _patience(self, firing: Firing) -> float:
+        """Seconds that a firing may take: what each hop may, for as many as fire as one."""
+        return self.plan.run.deadline * max(1, len(self.plan.hops[firing.hop].group))
 
     # --- turns ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -255,3 +256,16 @@ def early(
 ) -> Widths:
     state.n += 0 if finished is None else len(width[finished.key])
     return Widths(state.n)
+
+
+@hop(owner="trainer", lifetime="step")
+def slow(batch_id: Int64[Array, ""], *, seconds: float) -> Odd:
+    """Takes its time."""
+    time.sleep(seconds)
+    return Odd(np.zeros(1, np.float32), np.zeros((1, 64), np.float32), {"left": [1, 2, 3]})
+
+
+@hop(owner="trainer", lifetime="step")
+def slow_after(notes: Annotated[Any, Json()], *, seconds: float) -> Told:
+    time.sleep(seconds)
+    return Told({"left": float(len(notes["left"]))})

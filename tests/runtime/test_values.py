@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowgraph.errors import LedgerError, PayloadError
+from flowgraph.errors import DeadlineError, LedgerError, PayloadError
 from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import PASSES
 from tests.runtime.harness import TOY, run_toy, steps
@@ -137,3 +137,18 @@ def test_a_fold_is_not_told_of_a_row_before_what_it_reads_of_it_is_there_nor_aft
     assert [(d.code, d.help) for d in found if d.message == message] == [("FG406", "write finished: short")]
     (left,) = load(TOY, (*SHORT, early, "hops.early.in.finished=short")).diagnostics
     assert (left.code, left.help) == ("FG303", f'declare lifetime="consumed" for {HERE}.short')
+
+
+@pytest.mark.parametrize("deadline", [5, 2])
+def test_hops_that_fire_as_one_have_the_time_of_all_of_them(tmp_path: Path, deadline: int) -> None:
+    more = (
+        f"hops.slow={{use: {HERE}.slow, in: {{batch_id: batch}}, with: {{seconds: 3}}}}",
+        f"hops.after={{use: {HERE}.slow_after, in: {{notes: slow}}, with: {{seconds: 3}}}}",
+        "run.steps=1",
+        f"run.deadline={deadline}",
+    )
+    if deadline == 5:
+        assert run_toy(tmp_path, *more, executor="processes").steps == 1
+        return
+    with pytest.raises(DeadlineError, match=r"hops slow → after \(step 1\) on owner trainer has run for 4 s"):
+        run_toy(tmp_path, *more, executor="processes")

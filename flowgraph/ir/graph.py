@@ -135,14 +135,6 @@ class Graph(msgspec.Struct):
                 found.setdefault((binding.producer, binding.source.name), []).append((node, binding))
         return found
 
-    def read_by(self) -> dict[str, list[tuple[Node, Binding]]]:
-        """Writer → every (node, binding) that reads a value of it. One pass over the graph; keep what it gives."""
-        found: dict[str, list[tuple[Node, Binding]]] = {name: [] for name in self.nodes}
-        for node in self.nodes.values():
-            for binding in node.bindings:
-                found[binding.producer].append((node, binding))
-        return found
-
     def columns(self) -> Iterator[tuple[Node, Binding]]:
         """Every (node, binding) that payload crosses."""
         return ((n, b) for n in self.nodes.values() for b in n.bindings if b.is_column)

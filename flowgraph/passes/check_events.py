@@ -16,6 +16,8 @@ def check_events(graph: Graph) -> Iterator[Diagnostic]:
         return
     fires = every(graph)
     for node in graph.nodes.values():
+        if node.spec.facts.kind == "fold":
+            yield from _early(graph, node)
         # One that gives nothing only looks on.
         if node.spec.facts.kind == "fold" and node.spec.outputs:
             yield from _skipped(graph, node, fires)
@@ -33,6 +35,20 @@ def _skipped(graph: Graph, node: Node, fires: dict[str, int]) -> Iterator[Diagno
         cause = thinned(graph, graph.nodes[binding.via])
         notes = (Note(cause.decl.place, f"{binding.via} skips the others from here on"),) if cause else ()
         yield Diagnostic("FG406", binding.decl.place, message, f"remove every: {k}", notes)
+
+
+def _early(graph: Graph, node: Node) -> Iterator[Diagnostic]:
+    """What a fold reads of a row is there when it is told of the row. A queue gets a row when every hop is done."""
+    for binding in (b for b in node.bindings if b.is_column):
+        writer = graph.nodes[binding.producer]
+        for event in _events(node, writer.kind) if writer.kind else ():
+            if _is_behind(graph, event.via, writer.name):
+                continue
+            name = binding.port.name
+            message = f"{node.name} is told of a {writer.kind} by {event.via}, before {writer.name} gives it its {name}"
+            notes = (Note(binding.decl.place, f"{name} is read here"),)
+            help = f"write {event.port.name}: {writer.name}"
+            yield Diagnostic("FG406", event.decl.place, message, help, notes)
 
 
 def _finished(graph: Graph, node: Node) -> Iterator[Diagnostic]:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.companions import life_needed
 from flowgraph.spec.reader import near
-from flowgraph.spec.types import LIFETIMES, Lifetime
-
-# How long a value must live at least, for a reader on later rows than its own.
-NEEDED: dict[str, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
+from flowgraph.spec.types import LIFETIMES
 
 
 def check_owners(graph: Graph) -> Iterator[Diagnostic]:
@@ -98,14 +96,14 @@ def _second_writers(writers: list[Node], what: str) -> Iterator[Diagnostic]:
 def check_lifetimes(graph: Graph) -> Iterator[Diagnostic]:
     """FG303: nobody reads a value after it died."""
     for node, binding in graph.columns():
-        producer = graph.nodes[binding.producer].spec
-        needed = NEEDED.get(node.kind or "")
-        life = producer.facts.lifetime
-        if needed is None or graph.nodes[binding.producer].kind == node.kind or graph.doubtful(node):
+        writer = graph.nodes[binding.producer]
+        producer, life, needed = writer.spec, writer.spec.facts.lifetime, life_needed(writer, node)
+        if needed is None or graph.doubtful(node):
             continue
         if LIFETIMES.index(life) < LIFETIMES.index(needed):
             value = f"{binding.producer}.{binding.source.name if binding.source else binding.port.name}"
-            message = f"{node.name} reads {value} once a {node.kind}, but it dies with its {life}"
+            when = f"once a {node.kind}" if node.kind != writer.kind else f"as long as its {node.kind} waits"
+            message = f"{node.name} reads {value} {when}, but it dies with its {life}"
             help = f'declare lifetime="{needed}" for {producer.use}'
             notes = (Note(producer.place, f'{producer.use} has lifetime "{life}"'),)
             yield Diagnostic("FG303", binding.decl.place, message, help, notes)

@@ -44,11 +44,3 @@ class Columns:
             for hop in level:
                 writer[hop] = writer[next(via for via in self.feeds[hop] if via in here)]
         return writer
-
-    def reached(self, hop: str) -> set[str]:
-        """The hop and every hop that its rows reach."""
-        seen, queue = {hop}, [hop]
-        while queue:
-            queue = [f for at in queue for f in self.followers[at] if f not in seen]
-            seen.update(queue)
-        return seen

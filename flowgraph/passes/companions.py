@@ -11,7 +11,7 @@ from flowgraph.spec.ports import Port
 from flowgraph.spec.types import LIFETIMES, Lifetime, Mask
 
 # How long a value must live at least, for a reader on later rows than its own.
-NEEDED: dict[str, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
+NEEDED: dict[str | None, Lifetime] = {"trajectory": "trajectory", "step": "consumed"}
 
 
 def written_at(graph: Graph, node: Node, port: str) -> tuple[Node, Port] | None:
@@ -51,10 +51,20 @@ def reachable(graph: Graph, node: Node, ports: Iterable[str], reader: Node) -> b
 
 
 def outlives(writer: Node, reader: Node) -> bool:
-    """Whether a value of `writer` is alive when a hop on the reader's rows fires."""
-    needed = NEEDED.get(reader.kind or "")
-    same = needed is None or writer.kind == reader.kind
-    return same or LIFETIMES.index(writer.spec.facts.lifetime) >= LIFETIMES.index(needed)
+    """Whether a value of `writer` is alive when `reader` reads it."""
+    needed = life_needed(writer, reader)
+    return needed is None or LIFETIMES.index(writer.spec.facts.lifetime) >= LIFETIMES.index(needed)
+
+
+def life_needed(writer: Node, reader: Node) -> Lifetime | None:
+    """How long a value of `writer` must live at least, for `reader` to find it; None for one on the same rows.
+
+    A fold that is shown rows, or told of them, reads them after they may have been taken from every queue.
+    """
+    shown = (p.row_kind for p in reader.spec.inputs if p.kind == "rows" and p.mode != "queue")
+    if reader.spec.facts.kind == "fold" and "trajectory" in shown and writer.kind == "trajectory":
+        return "consumed"
+    return NEEDED.get(reader.kind) if writer.kind != reader.kind else None
 
 
 def extra_bytes(graph: Graph, node: Node, ports: Iterable[str], reader: Node) -> float:

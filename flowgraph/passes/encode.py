@@ -39,10 +39,11 @@ def _fitting(graph: Graph, node: Node, port: Port) -> Form | None:
     for fact in port.facts:
         if isinstance(fact, Mask) and port.shape:
             return Bits()
-        # A single leaf shares with nobody, and would only carry the count besides.
-        several = len(port.shape) == 1 and size_of("leaf", graph.dims, "max") > 1
-        if isinstance(fact, Shared) and several and not tells(port):
-            return Prefix(companions(node.spec, port, fact)[0])
+        # Leaves are known to share their prompt, other rows to share nothing, as a single leaf does: those would only
+        # carry the counts besides.
+        if isinstance(fact, Shared) and len(port.shape) == 1 and fact.dim == "leaf" and not tells(port):
+            several = size_of("leaf", graph.dims, "max") > 1
+            return Prefix(companions(node.spec, port, fact)[0]) if several else None
     return None
 
 

@@ -11,7 +11,7 @@ import msgspec
 from flowgraph.ir.graph import Binding, Graph, Node, collects
 from flowgraph.passes.companions import pays, tells
 from flowgraph.spec.facts import companions
-from flowgraph.spec.forms import PerRow, Wire
+from flowgraph.spec.forms import PerRow, Wire, ports_of
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import LastToken, TiledOver
 
@@ -41,11 +41,13 @@ def _per_row(graph: Graph) -> Graph:
     changed = {}
     for node in graph.nodes.values():
         wires = dict(node.wires)
+        taken: set[str] = set()  # what forms take stays as it is, so that no two take each other
         for port in node.spec.columns:
-            wire = _folded(node, port)
+            wire = _folded(node, port) if port.name not in taken else None
             readers = [reader for reader, _ in read.get((node.name, port.name), ())]
             if wire is not None and readers and pays(graph, node, port, wire, readers):
                 wires[port.name] = wire
+                taken.update(ports_of(wire.form))
         if wires != node.wires:
             changed[node.name] = msgspec.structs.replace(node, wires=wires)
     return graph.with_nodes(changed)

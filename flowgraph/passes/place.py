@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from flowgraph.ir.graph import Graph
+from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.order import in_order
 
 
@@ -22,7 +22,8 @@ def place(graph: Graph) -> Graph:
     for name in reversed(in_order({hop: tuple(writers) for hop, writers in before.items()})):
         node, found = graph.nodes[name], readers[name]
         if node.free and found and node.spec.facts.kind != "fold":
-            owners[name] = min(found, key=lambda owner: (-found[owner], owner))
+            most = min(found, key=lambda owner: (-found[owner], owner))
+            owners[name] = most if _same_tokenizer(graph, node, most) else node.owner
         for writer in before[name] if owners[name] != "driver" else ():
             readers[writer][owners[name]] += 1
     moved = {
@@ -31,3 +32,9 @@ def place(graph: Graph) -> Graph:
         if n.owner != owners[n.name]
     }
     return msgspec.structs.replace(graph.with_nodes(moved), mapped=True)
+
+
+def _same_tokenizer(graph: Graph, node: Node, owner: str) -> bool:
+    """Whether a hop that takes a tokenizer gets the same one there."""
+    takes = any(param.origin == "resource" and param.detail == "tokenizer" for param in node.spec.params)
+    return not takes or graph.tokenizer_model(owner) == graph.tokenizer_model(node.owner)

@@ -70,11 +70,10 @@ def shared(hops: dict[str, Hop]) -> dict[str, Hop]:
             reads = []
             for one in hops[name].reads:
                 key = one.producer, one.column, one.gather
-                if (
-                    not one.handed
-                    and not one.derive
-                    and hops[one.producer].column(one.column).kind == "array"
-                ):
+                array = hops[one.producer].column(one.column).kind == "array"
+                # How many leaves a trajectory has may be known only after the first of them.
+                alike = one.gather != "repeat" or hops[name].rows != "trajectory"
+                if array and alike and not one.handed and not one.derive:
                     one = msgspec.structs.replace(one, handed=True, needs=()) if key in seen else one
                     seen.add(key)
                 reads.append(one)

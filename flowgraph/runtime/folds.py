@@ -96,12 +96,13 @@ class Folds:
         values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         return {name: _output(fold.hop, name, values) for name in fold.hop.outputs}
 
-    def offer(self, producer: str, row: Row, through: Collection[str]) -> None:
-        """A hop gave a row its part: put the row where folds find it.
+    def offer(self, producer: str, row: Row, through: Collection[str]) -> int:
+        """A hop gave a row its part: put the row where folds find it. Returns the queues that it is in now.
 
         through: when every hop is done with the row, those hops, else none. Who watches a hop's rows as events learns
         of them at once; a queue gets the row complete, so that what is taken from it can be trained, dropped and freed.
         """
+        queued = 0
         for fold in self.all.values():
             for watch in fold.hop.watches:
                 if watch.rows != row.kind:
@@ -110,6 +111,8 @@ class Folds:
                     fold.events.append((watch.port, row))
                 elif watch.mode == "queue" and watch.producer in through:
                     fold.queues[watch.port].append(row)
+                    queued += 1
+        return queued
 
     def publish(self, producer: str, output: str, value: Any) -> bool:
         """A value output has a value: keep it, and wake who watches it. False when it is the one it had."""

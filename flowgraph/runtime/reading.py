@@ -61,7 +61,10 @@ class Reader:
             if not one.handed:
                 value = self.read[f"{name} {one.gather}"] = self.value(one, blocks, leaves, count)
             elif name in handed:
-                value = _gather(one, column, [handed[name]], leaves)
+                part = handed[name]
+                value = _gather(
+                    one, column, [part if column.kind == "array" else _decoded(column, part)], leaves
+                )
             else:
                 value = self.read[f"{name} {one.gather}"]
             values[one.port] = value
@@ -123,8 +126,7 @@ class Reader:
             from flowgraph.runtime.tensors import read_tensors
 
             return read_tensors(column.tensors, view, start)
-        decode = msgspec.json.decode if column.kind == "json" else msgspec.msgpack.decode
-        return decode(view[start : start + span.nbytes])
+        return _decoded(column, view[start : start + span.nbytes])
 
     def _needs(
         self, one: Read, blocks: Blocks, leaves: Sequence[int], i: int, count: _Count, depth: int
@@ -162,6 +164,24 @@ class _Count:
         self.homes[home] = self.homes.get(home, 0) + nbytes
 
 
+def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, which outlive their blocks: a fold may keep in its state what it reads."""
+    return {
+        port: _copied(value) if isinstance(value, np.ndarray) else value for port, value in values.items()
+    }
+
+
+def _copied(value: Any) -> Any:
+    value = value.copy()
+    value.flags.writeable = False
+    return value
+
+
+def _decoded(column: Column, data: bytes | memoryview) -> Any:
+    """A value that is no array; a new one each time, because a hop may change it."""
+    return (msgspec.json if column.kind == "json" else msgspec.msgpack).decode(data)
+
+
 @functools.lru_cache(maxsize=256)
 def _function(path: str) -> Any:
     return import_object(path)
@@ -184,9 +204,15 @@ def _gather(one: Read, column: Column, parts: list[Any], leaves: Sequence[int]) 
 def join_offsets(parts: Sequence[Any]) -> Any:
     """Bounds of ranges, each from 0, joined: [0, 3] and [0, 2, 5] → [0, 3, 5, 8]."""
     lengths = [np.diff(part) for part in parts]
-    joined = np.zeros(1 + sum(map(len, lengths)), parts[0].dtype if parts else np.int64)
+    joined = np.zeros(1 + sum(map(len, lengths)), np.int64)
     np.cumsum(np.concatenate(lengths), out=joined[1:])
-    return joined
+    dtype = parts[0].dtype
+    if joined[-1] > np.iinfo(dtype).max:
+        raise PayloadError(
+            f"bounds of {len(parts)} rows end at {joined[-1]} when they are joined, which is too large for {dtype}",
+            "give them as int64 in the hop that writes them",
+        )
+    return joined.astype(dtype)
 
 
 def agree(who: str, sizes: Mapping[str, int]) -> None:

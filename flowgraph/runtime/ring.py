@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from flowgraph.errors import DeadlineError, RunError
+from flowgraph.errors import DeadlineError, LedgerError, RunError
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
@@ -155,16 +155,21 @@ class Ring:
                 f"in flight {counts.in_flight}, ready {counts.ready}{queued}",
                 help,
             )
-        oldest = min(self.in_flight.values(), key=lambda f: f.began)
-        deadline = self.plan.run.deadline
+        late = min(self.in_flight.values(), key=lambda f: f.began + self._patience(f))
+        patience = self._patience(late)
         try:
-            return self.executor.wait(max(0.0, oldest.began + deadline - time.monotonic()))
+            return self.executor.wait(max(0.0, late.began + patience - time.monotonic()))
         except DeadlineError:
-            owner = self.plan.hops[oldest.hop].owner
+            hop = self.plan.hops[late.hop]
+            what = f"hops {' → '.join(hop.group)}" if hop.group else f"hop {hop.name}"
             raise DeadlineError(
-                f"hop {oldest.hop}{who(oldest)} on owner {owner} has run for {deadline:g} s",
+                f"{what}{who(late)} on owner {hop.owner} has run for {patience:g} s",
                 "raise run.deadline if that is right; else look at the owner's log",
             ) from None
+
+    def _patience(self, firing: Firing) -> float:
+        """Seconds that a firing may take: what each hop may, for as many as fire as one."""
+        return self.plan.run.deadline * max(1, len(self.plan.hops[firing.hop].group))
 
     # --- turns ------------------------------------------------------------------------------------------------
 
@@ -192,10 +197,11 @@ class Ring:
 
     def _step(self, fold: Fold, port: str, value: Any) -> None:
         """Fire a fold once, and carry out its decisions."""
+        columns = self._columns(fold, value)  # before the row is taken, and what lives no longer is freed
         if isinstance(value, Row) and port in fold.queues:
             self._taken(value, fold.hop.name)
         made = False
-        for name, output in self.folds.fire(fold, port, value, self._columns(fold, value)).items():
+        for name, output in self.folds.fire(fold, port, value, columns).items():
             kind = fold.hop.outputs[name]
             if kind == "rows":
                 made |= bool(output)
@@ -227,7 +233,7 @@ class Ring:
             for producer, read in blocks.items():
                 self.meter.lengths(fold.hop, producer, read)
             self.meter.count(fold.hop, inputs.nbytes, {}, inputs.homes)
-            fold.read[key] = inputs.values
+            fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
     def _taken(self, row: Row, fold: str) -> None:
@@ -251,24 +257,26 @@ class Ring:
                 self.ledger.move(parent.key, "consumed", hop.name)
                 self.table.of(parent).closed = True
         leases = self.table.lease(hop.name)
-        sizes: tuple[int, ...] = ()
+        lease = leases.get(hop.name, -1)
         try:
             if self.plan.verify:
                 writing.verify(hop, fields)
-            if leases:
-                sizes, wrote = writing.write(hop, fields, self.local.views["driver"], leases[hop.name])
-                self.meter.count(hop, {}, wrote, {})
+            # Where no column has a place too: its sizes are what folds see of the row.
+            sizes, wrote = writing.write(hop, fields, self.local.views["driver"], lease)
+            self.meter.count(hop, {}, wrote, {})
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in parents]
             member = member_of(error, self.plan, hop, fields, leaves)
             raise with_row(error, said_of(record.row, member)) from error
-        self._give(record, hop.name, leases.get(hop.name, -1), sizes)
+        self._give(record, hop.name, lease, sizes)
 
     def _give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
         """A hop is done with a row: queue the row for every hop that waited for just this, and tell the folds."""
         self.table.give(record, hop, offset, sizes)
         self._follow(record, hop)
-        self.folds.offer(hop, record.row, () if record.left else self.table.workers[record.maker])
+        record.queued += self.folds.offer(
+            hop, record.row, () if record.left else self.table.workers[record.maker]
+        )
         if record.row.kind == "step" and not record.left:
             self._close_step(record)
 
@@ -299,7 +307,13 @@ class Ring:
 
     def _drop(self, hop: str, output: str, item: Dropped) -> None:
         self.ledger.move(item.row.key, "dropped", hop, item.reason)
-        self.table.close(self.table.of(item.row))
+        record = self.table.of(item.row)
+        if record.left:
+            raise LedgerError(
+                f"hop {hop} can't drop trajectory {item.row.key}: {', '.join(sorted(record.left))} is not done with it",
+                f"let {hop} drop rows that it takes from a queue, or that a pool shows it",
+            )
+        self.table.close(record)
         self._publish(hop, output, item)
 
     def _publish(self, hop: str, output: str, value: Any) -> None:

@@ -18,7 +18,7 @@ class Record(msgspec.Struct):
     """One live row.
 
     maker: the fold that made it; blocks: hop → its part of the row; left: hops that are not done with it yet
-    children: live rows made from it; taken: whether a fold has taken it from its queue
+    children: live rows made from it; taken: whether a fold has taken it from its queue; queued: those that will
     """
 
     row: Row
@@ -27,6 +27,7 @@ class Record(msgspec.Struct):
     blocks: dict[str, Block] = {}
     scalars: dict[str, float] = {}
     taken: bool = False
+    queued: int = 0
     children: int = 0
     closed: bool = False
 
@@ -58,18 +59,21 @@ class Table:
         return self.live[row.kind, row.key]
 
     def take(self, row: Row) -> bool:
-        """A fold takes a row from its queue. Every hop is done with it, so what lives no longer than that is freed.
+        """A fold takes a row from its queue. Every hop is done with it, so after the last fold that it is queued for,
+        what lives no longer than that is freed, and its maker may make another.
 
         False when another fold took it before.
         """
         record = self.live.get((row.kind, row.key))
-        if record is None or record.taken:
+        if record is None:
             return False
-        record.taken = True
-        self.unread[record.maker] -= 1
-        if row.kind == "trajectory":
-            self.free_blocks(record, ("firing", "trajectory"))
-        return True
+        first, record.taken = not record.taken, True
+        record.queued -= 1
+        if not record.queued:
+            self.unread[record.maker] -= 1
+            if row.kind == "trajectory":
+                self.free_blocks(record, ("firing", "trajectory"))
+        return first
 
     def lease(self, hop: str) -> dict[str, int]:
         """Hop → a free block, for every hop that fires with this one and writes columns."""
@@ -143,7 +147,7 @@ class Table:
         """A later group is being sampled: no more trajectories come from the earlier ones."""
         for record in list(self.live.values()):
             earlier = record.row.kind == "group" and record.row.key < group.key
-            if earlier and record.taken and not record.closed:
+            if earlier and record.taken and not record.queued and not record.closed:
                 self.close(record)
 
     def expire(self, before: int) -> None:

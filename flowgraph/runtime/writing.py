@@ -84,23 +84,23 @@ def verify(hop: Hop, values: Mapping[str, Any], inputs: Inputs | None = None) ->
     Raises PayloadError and PromiseBroken.
     """
     raw, _ = checked(hop, hop.columns, values, inputs.sizes if inputs else None)
-    env = {**(inputs.values if inputs else {}), **raw}
-    for column in hop.columns:
-        if column.kind == "array":
-            wire.verify(hop.name, column, raw[column.name], env)
+    arrays = {column.name: raw[column.name] for column in hop.columns if column.kind == "array"}
+    env = {**(inputs.values if inputs else {}), **values, **arrays}
+    for name, value in arrays.items():
+        wire.verify(hop.name, hop.column(name), value, env)
 
 
 def hand_on(hop: Hop, values: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, Any]:
-    """ "hop.column" → value for hops of the same group: checked, read-only, and as it would be after crossing."""
+    """ "hop.column" → value for hops of the same group: checked, read-only, and laid out as it would be after crossing,
+    because what a hop computes may depend on the order in memory. What is no array stays encoded: each decodes its own.
+    """
     raw, _ = checked(hop, hop.checked, values, known)
     out: dict[str, Any] = {}
     for column in (c for c in hop.checked if c.kind != "tensors"):
         value = raw[column.name]
         if column.kind == "array":
-            value = value.view()
+            value = np.asarray(value, order="C").view()
             value.flags.writeable = False
-        else:
-            value = (msgspec.json if column.kind == "json" else msgspec.msgpack).decode(value)
         out[f"{hop.name}.{column.name}"] = value
     return out
 

@@ -10,11 +10,11 @@ import pytest
 
 from bench.compile import ring
 from flowgraph.passes.pipeline import load
-from flowgraph.plan.lower import lower
+from flowgraph.plan.compile import compile_graph
 
 
 def calls(path: Path, hops: int) -> float:
-    """Calls a hop to check and lower a ring of this size."""
+    """Calls a hop to check, rewrite and lower a ring of this size."""
     path.write_text(ring(hops))
     count = 0
 
@@ -27,7 +27,7 @@ def calls(path: Path, hops: int) -> float:
     try:
         loaded = load(str(path))
         assert loaded.graph is not None
-        plan = lower(loaded.graph)
+        plan = compile_graph(loaded.graph)
     finally:
         sys.setprofile(before)
     assert not loaded.diagnostics, loaded.diagnostics

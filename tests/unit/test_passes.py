@@ -14,6 +14,7 @@ from jaxtyping import Int64
 
 from flowgraph import Array, Below, Derivable, LastToken, Learner, Shared, Tensors, TiledOver, effect, hop
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.passes.pipeline import load
 from flowgraph.passes.rewrite import PASSES, SOURCE, rewrite, stages
 from flowgraph.passes.verify import verify
 from flowgraph.plan.compile import compile_file
@@ -220,7 +221,10 @@ def test_narrow_keeps_the_form_of_a_column(tmp_path: Path) -> None:
 # --- place and defer -------------------------------------------------------------------------------------------
 
 
-def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "readers first"])
+def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(
+    tmp_path: Path, turned: bool
+) -> None:
     hops = (
         one("first", "batch.tokens", tokens("x"), owner=None),
         one("second", "first.x", tokens("y"), owner=None),
@@ -228,7 +232,7 @@ def test_place_moves_a_free_hop_and_the_free_hops_before_it_to_the_reader(tmp_pa
         one("last", "second.y placed.z", owner="third"),
         one("end", "last.y", owner=None),  # read by nobody
     )
-    before = graph(tmp_path, sampler(BOUNDS, TOKENS), *hops)
+    before = graph(tmp_path, sampler(BOUNDS, TOKENS), *(reversed(hops) if turned else hops))
     after = only("place", before)
     assert {n: after.nodes[n].owner for n in ("first", "second", "placed", "last", "end")} == {
         "first": "third",
@@ -356,3 +360,17 @@ def test_a_plan_does_not_depend_on_the_order_of_the_hops_in_the_file(tmp_path: P
             n: (h.owner, h.group) for n, h in as_written.hops.items()
         }
         assert plan.driver_bytes == as_written.driver_bytes
+
+
+def test_a_free_hop_with_a_tokenizer_stays_where_it_is_when_its_reader_has_another(tmp_path: Path) -> None:
+    """Without place it is on the driver, with the tokenizer of the first model that any owner names."""
+    loaded = load("graphs/quickstart.yaml")
+    assert loaded.graph is not None
+    assert only("place", loaded.graph).nodes["reward"].owner == "trainer"
+    engine = loaded.graph.owners["rollout"].engine
+    assert engine is not None
+    judge = msgspec.structs.replace(
+        loaded.graph.owners["rollout"], name="judge", engine=msgspec.structs.replace(engine, model="another")
+    )
+    before = msgspec.structs.replace(loaded.graph, owners={"judge": judge, **loaded.graph.owners})
+    assert only("place", before).nodes["reward"].owner == "driver"

@@ -61,6 +61,17 @@ def sums(
     return Told({"raw": float(raw), "sum": float(columns.sum()), "left": float(len(notes["left"]))})
 
 
+class Sampled(NamedTuple):
+    tokens: Int32[Array, "token"]
+    response_mask: Annotated[Bool[Array, "token"], Mask()]
+    leaf_offsets: Int64[Array, "leaf+1"]
+
+
+@hop(owner="rollout", lifetime="consumed")
+def three(leaves: Float32[Array, ""]) -> Sampled:
+    return Sampled(np.arange(6, dtype=np.int32), np.ones(6, np.bool_), np.array([0, 2, 4, 6], np.int64))
+
+
 def lengths(texts: list[str]) -> npt.NDArray[np.int32]:
     return np.array([len(text) for text in texts], np.int32)
 

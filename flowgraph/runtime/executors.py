@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from flowgraph.errors import DeadlineError, WorkerDied
+from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
 from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode, frame
@@ -66,10 +66,21 @@ def environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
+def _looping() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class InProcess:
     """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
 
     def __init__(self) -> None:
+        if _looping():
+            text = "the executor inproc runs an event loop of its own, and one runs here already, as in a notebook"
+            raise RunError(text, 'use executor="processes", or run flowgraph from a terminal')
         self.control_bytes = 0
         self.loop = asyncio.new_event_loop()
         self.workers: dict[str, Worker] = {}

@@ -223,7 +223,9 @@ class Ring:
         """What a fold reads of the rows that it is shown: port → key of the row → value, each read once."""
         if not fold.hop.reads:
             return {}
-        shown = {row.key: row for row in self.folds.shown(fold, value)}
+        shown = {
+            row.key: row for row in self.folds.shown(fold, value) if (row.kind, row.key) in self.table.live
+        }
         reader = reading.Reader(self.plan, self.local.views)
         for key in fold.read.keys() - shown.keys():
             del fold.read[key]

@@ -93,8 +93,12 @@ class Table:
     def can_lease(self, hop: str) -> bool:
         """Whether there is a block to write, and one to keep it in, for every hop that fires with this one."""
         group = self.plan.hops[hop].group or (hop,)
-        regions = [slots[name] for name in group for slots in (self.desks, self.slots)]
-        return all(slots.capacity == 0 or slots.can_allocate() for slots in regions)
+        pairs = [(self.desks[name], self.slots[name]) for name in group]
+        return all(
+            # What is written elsewhere, and has not come home yet, has its place taken already.
+            desk.capacity == 0 or (desk.can_allocate() and (desk is home or len(home.free) > desk.live))
+            for desk, home in pairs
+        )
 
     def land(self, hop: str, offset: int) -> int:
         """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""

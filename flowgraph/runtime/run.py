@@ -74,12 +74,13 @@ def run_graph(
     plan = compile_graph(graph, off=off, verify=verify)
     resolved["models"] = {name: {"source": m.source, "sha256": m.sha256} for name, m in models.items()}
     began = time.monotonic()
+    here = InProcess() if executor == "inproc" else None
     with _sigterm_as_interrupt(), _arenas(plan) as fds:
         run_dir = RunDir(Path(runs), plan.graph)
         run_dir.graph(resolved, plan)
         if diagram is not None:
             run_dir.diagram(diagram(plan))
-        workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
+        workers: Executor = here or Processes(run_dir.logs)
         view = make_view(plan, live=live)
         paths = {name: m.path for name, m in models.items()}
         ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flowgraph.errors import PromiseBroken, RunError
@@ -104,7 +105,9 @@ class Worker:
             hop = self.hops[message.hop]
             if hop.concurrent and self.owner.name == "driver":
                 # The driver has no loop of its own, and nothing to do meanwhile.
-                asyncio.run(self._fire_async(hop, message))
+                # In a thread of its own, because a loop may run here already, as in a notebook.
+                with ThreadPoolExecutor(1) as alone:
+                    alone.submit(asyncio.run, self._fire_async(hop, message)).result()
             elif hop.concurrent:
                 task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
                 self.tasks.add(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import subprocess
@@ -269,3 +270,14 @@ print([m for m in ("torch", "networkx", "transformers", "rich") if m in sys.modu
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_where_a_loop_runs_processes_work_and_inproc_is_refused_by_name(tmp_path: Path) -> None:
+    """As in a notebook, whose cells run in an event loop."""
+
+    async def cell(executor: str) -> int:
+        return flowgraph.run(TOY, steps=1, executor=executor, runs=tmp_path, live=False).steps  # type: ignore[arg-type]
+
+    assert asyncio.run(cell("processes")) == 1
+    with pytest.raises(flowgraph.RunError, match=r"one runs here already.*\n.*processes"):
+        asyncio.run(cell("inproc"))

@@ -66,21 +66,20 @@ def environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
-def _looping() -> bool:
+def refuse_within_loop() -> None:
+    """Raises RunError where an event loop runs, which leaves no room for that of InProcess."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    text = "the executor inproc runs an event loop of its own, and one runs here already, as in a notebook"
+    raise RunError(text, 'use executor="processes", or run flowgraph from a terminal')
 
 
 class InProcess:
     """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
 
     def __init__(self) -> None:
-        if _looping():
-            text = "the executor inproc runs an event loop of its own, and one runs here already, as in a notebook"
-            raise RunError(text, 'use executor="processes", or run flowgraph from a terminal')
         self.control_bytes = 0
         self.loop = asyncio.new_event_loop()
         self.workers: dict[str, Worker] = {}

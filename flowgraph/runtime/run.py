@@ -19,7 +19,7 @@ from flowgraph.models import ModelDir, ensure
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import create
-from flowgraph.runtime.executors import Executor, InProcess, Processes
+from flowgraph.runtime.executors import Executor, InProcess, Processes, refuse_within_loop
 from flowgraph.runtime.firing import error_of
 from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
@@ -74,13 +74,14 @@ def run_graph(
     plan = compile_graph(graph, off=off, verify=verify)
     resolved["models"] = {name: {"source": m.source, "sha256": m.sha256} for name, m in models.items()}
     began = time.monotonic()
-    here = InProcess() if executor == "inproc" else None
+    if executor == "inproc":
+        refuse_within_loop()
     with _sigterm_as_interrupt(), _arenas(plan) as fds:
         run_dir = RunDir(Path(runs), plan.graph)
         run_dir.graph(resolved, plan)
         if diagram is not None:
             run_dir.diagram(diagram(plan))
-        workers: Executor = here or Processes(run_dir.logs)
+        workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
         view = make_view(plan, live=live)
         paths = {name: m.path for name, m in models.items()}
         ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))

@@ -71,7 +71,7 @@ def collects_keys(key: UInt64[Array, ""], *, keys: list[int] = []) -> Float32[Ar
 
 def remembering(known: dict[int, float]):  # type: ignore[no-untyped-def]
     @fold(lifetime="consumed")
-    def remember(state: State, trajectory: Annotated[Row | None, Rows("trajectory")]) -> Trajectories:
+    def remember(state: State, trajectory: Annotated[Row | None, Rows("trajectory")]) -> None:
         known[len(known)] = 0.0
         raise NotImplementedError
 

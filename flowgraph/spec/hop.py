@@ -174,6 +174,12 @@ def _check_fires(use: str, inputs: list[Port]) -> None:
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
+    if not inspect.isroutine(inspect.unwrap(function)):
+        what = "a class" if isinstance(function, type) else f"an object of type {type(function).__name__}"
+        raise HopTypeError(
+            f"{use} is no hop: it is {what}, and no function",
+            "name a function that is decorated with @flowgraph.hop, @fold or @effect",
+        )
     if not isinstance(facts, Facts):
         raise HopTypeError(f"{use} is no hop", "decorate the function with @flowgraph.hop, @fold or @effect")
     _check_facts(use, facts)

@@ -154,3 +154,14 @@ def batch_of_two(
 @hop(lifetime="consumed")
 def once_a_leaf(key: UInt64[Array, "leaf"]) -> Float32[Array, "leaf"]:
     raise NotImplementedError
+
+
+class Seen:
+    """What a method can keep on its object."""
+
+    @hop(lifetime="consumed")
+    def count(self, key: UInt64[Array, ""]) -> Float32[Array, ""]:
+        raise NotImplementedError
+
+
+method = Seen().count

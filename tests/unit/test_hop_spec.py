@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -193,6 +194,11 @@ def test_rows_are_emitted_as_a_list_of_named_tuples() -> None:
     assert "emits rows as" in refused(Annotated[list[int], Rows("group")], output=True)
 
 
+class Called:
+    def __call__(self, x: Int32[Array, "n"]) -> None:
+        raise NotImplementedError
+
+
 def test_what_is_no_hop_is_refused() -> None:
     def untyped(x):  # type: ignore[no-untyped-def]
         raise NotImplementedError
@@ -211,7 +217,14 @@ def test_what_is_no_hop_is_refused() -> None:
 
     for function, message in (
         (len, "m.f is no hop"),
-        (3, "m.f is no hop"),
+        (3, "m.f is no hop: it is an object of type int, and no function"),
+        (State, "m.f is no hop: it is a class, and no function; name a function"),
+        (
+            functools.partial(plain, eps=1.0),
+            "m.f is no hop: it is an object of type partial, and no function",
+        ),
+        (hop()(functools.partial(plain, eps=1.0)), "it is an object of type partial"),
+        (hop()(Called()), "m.f is no hop: it is an object of type Called"),
         (hop()(untyped), "parameter x of m.f has no type"),
         (hop()(many), "takes any number of values"),
         (hop()(silent), "has no return type"),

@@ -1,8 +1,8 @@
 """Verify mode: a hop has no state that it does not declare. It is called twice, and nothing that it can reach changes.
 
 Looked at are its inputs, its options, its defaults, the object that it is a method of, what it closes over, and the
-globals that its code names, also through the functions of its module, and of the modules of functions among its options.
-Modules and classes themselves are left out, and so is what functools.lru_cache keeps.
+globals that its code names, also through the functions of its module, and of the modules of functions among its
+options. Modules and classes themselves are left out, and so is what functools.lru_cache keeps.
 """
 
 from __future__ import annotations

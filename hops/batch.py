@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,7 +45,7 @@ def _validate(*, drop_equal: bool = False, patience: int = 20) -> None:
 def oldest_first(
     state: Counter,
     ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
-    score: Float32[Array, "leaf"] | None = None,
+    score: Mapping[int, Float32[Array, "leaf"]] | None = None,
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
@@ -85,8 +85,8 @@ def oldest_first(
     arrival = {row.key: i for i, row in enumerate(ready)}
     whole = [rows for rows in members.values() if len(rows) == samples]
     if drop_equal:
-        scores = cast(Mapping[int, Any], score)
-        equal = [rows for rows in whole if _equal(np.concatenate([scores[row.key] for row in rows]))]
+        assert score is not None, "needs= says so, and the check sees to it"
+        equal = [rows for rows in whole if _equal(np.concatenate([score[row.key] for row in rows]))]
         dropped += [Dropped(row, "equal scores") for rows in equal for row in rows]
         whole = [rows for rows in whole if rows not in equal]
         state.equal += len(equal)

@@ -81,8 +81,8 @@ def explain(
 
     With FLOWGRAPH_DUMP=DIR in the environment, DIR gets the plan's text after every pass.
     """
-    if re.fullmatch(r"[Ff][Gg]\w*", graph):
-        _show(_page(graph.upper()))
+    if re.fullmatch(r"[Ff][Gg]\d\w*", graph):
+        _explain_code(graph.upper(), as_json)
         return
     if stage and place:
         raise click.UsageError("give --stage or --place")
@@ -112,13 +112,17 @@ def _stage(graph: Graph, stage: str, no_pass: tuple[str, ...], as_json: bool) ->
     return graph_text(after, rates(after))
 
 
-def _page(code: str) -> str:
+def _explain_code(code: str, as_json: bool) -> None:
     from flowgraph.spec.codes import CODES, page
     from flowgraph.spec.reader import near
 
     if code not in CODES:
         raise click.UsageError(f"there is no code {code}; {near(code, CODES)}codes: {', '.join(CODES)}")
-    return page(code)
+    if as_json:
+        found = {"code": code, "title": CODES[code], "page": page(code)}
+        click.echo(json.dumps(found, indent=1, ensure_ascii=False))
+    else:
+        _show(page(code))
 
 
 def _show(text: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from flowgraph import api
 from flowgraph.cli.shared import GRAPH, INTERRUPTED, NO_PASS, SET, checked, write_text
+from flowgraph.spec.units import counted
 
 
 @click.command()
@@ -49,7 +50,7 @@ def run(
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(INTERRUPTED) from None
-    click.echo(f"{done.steps} steps in {done.seconds:.0f} s; everything is in {done.directory}")
+    click.echo(f"{counted(done.steps, 'step')} in {done.seconds:.0f} s; everything is in {done.directory}")
 
 
 @click.command()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.rates import drops
-from flowgraph.spec.hidden import hidden
+from flowgraph.spec.hidden import hidden, method_of
+from flowgraph.spec.hop import HopSpec
 from flowgraph.spec.types import RowKind
 
 FOR_EVER = ("durable", "run")
@@ -21,18 +22,27 @@ def check_hidden(graph: Graph) -> Iterator[Diagnostic]:
     uses = {n.spec.use: n for n in reversed(graph.nodes.values()) if n.spec.facts.kind != "effect"}
     for node in uses.values():
         spec = node.spec
-        for name, how in hidden(spec.function).items():
+        notes = (Note(spec.place, "it is declared here"),)
+        for how, help in _kept_by(spec):
             message = f"{spec.facts.kind} {spec.use} {how}"
-            state = (
-                f"move {name} into its state"
-                if spec.facts.kind == "fold"
-                else f"make it a @fold with {name} in its state"
-            )
-            help = f"{state}, or take {name} as an option under with:"
-            if name in (*(p.name for p in spec.inputs), *(p.name for p in spec.params)):
-                help = f"write {name}: … = None, and make a new one in the function"
-            notes = (Note(spec.place, "it is declared here"),)
             yield Diagnostic("FG305", graph.file.hops[node.name].use_place, message, help, notes)
+
+
+def _kept_by(spec: HopSpec) -> Iterator[tuple[str, str]]:
+    """(how a function keeps something, the fix)."""
+    if owner := method_of(spec.function):
+        help = "make it a function; state belongs in a @fold, and an option under with:"
+        yield f"is a method of an object, a {owner}, that outlives a firing", help
+    for name, how in hidden(spec.function).items():
+        state = (
+            f"move {name} into its state"
+            if spec.facts.kind == "fold"
+            else f"make it a @fold with {name} in its state"
+        )
+        help = f"{state}, or take {name} as an option under with:"
+        if name in (*(p.name for p in spec.inputs), *(p.name for p in spec.params)):
+            help = f"write {name}: … = None, and make a new one in the function"
+        yield how, help
 
 
 def check_leaks(graph: Graph) -> Iterator[Diagnostic]:

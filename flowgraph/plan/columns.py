@@ -43,6 +43,7 @@ def column(graph: Graph, node: Node, port: Port, read: Collection[tuple[str, str
         stored_shape=(wire.form.dim,) if isinstance(wire.form, PerRow) else shape,
         promises=tuple(_promises(graph, node, port)),
         tensors=tensors,
+        each=port.max,
     )
 
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from flowgraph.errors import CheckError
+from flowgraph.errors import CheckError, FlowgraphError
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import Loaded, load
-from flowgraph.passes.rewrite import SOURCE, stages
+from flowgraph.passes.rewrite import PASSES, SOURCE, stages
 from flowgraph.plan.budgets import check_budgets
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
@@ -22,6 +22,7 @@ def compile_graph(graph: Graph, *, off: Collection[str] = (), verify: bool = Fal
     """The plan of a graph without findings. off: passes to leave out; verify: check every promise while it runs.
 
     With FLOWGRAPH_DUMP=DIR in the environment, DIR gets the plan's text after every pass, one file each.
+    Raises FlowgraphError when it can't be written.
     """
     if directory := os.environ.get(DUMP):
         _dump(Path(directory), plans(graph, off=off))
@@ -59,6 +60,16 @@ def finish(loaded: Loaded, *, off: Collection[str] = ()) -> Plan | None:
 
 
 def _dump(directory: Path, made: Iterator[tuple[str, Plan]]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for number, (name, plan) in enumerate(made):
-        (directory / f"{number:02d}-{name}.txt").write_text(plan_text(plan), encoding="utf-8")
+    """One file a stage. Those of an earlier dump go first: a pass that is off now would seem to be on."""
+    texts = [(name, plan_text(plan)) for name, plan in made]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (SOURCE, *PASSES):
+            for stale in directory.glob(f"[0-9][0-9]-{name}.txt"):
+                stale.unlink()
+        for number, (name, text) in enumerate(texts):
+            (directory / f"{number:02d}-{name}.txt").write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        text = f"{DUMP}={directory} can't be written ({why}); give a directory that can, or unset {DUMP}"
+        raise FlowgraphError(text) from None

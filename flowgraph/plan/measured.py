@@ -35,4 +35,8 @@ def read_measured(run_dir: str | Path, graph: str) -> Measured:
         raise ValueError(f"{path} holds no measured seams: {error}") from None
     if ran != graph:
         raise ValueError(f"{run_dir} is a run of the graph {ran}, not of {graph}")
+    if not found.steps:
+        raise ValueError(
+            f"{run_dir} is a run without a step, so it measured nothing; give one that made a step"
+        )
     return found

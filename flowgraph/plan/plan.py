@@ -40,6 +40,7 @@ class Column(msgspec.Struct, frozen=True):
     form, stored, stored_shape: how it lies there, in which dtype and shape
     mean_bytes, max_bytes: of one row as it lies, 0 where it does not
     promises: what the hop says of its content, which verify mode checks
+    each: bytes that a text or JSON value may have, one by one
     """
 
     name: str
@@ -57,6 +58,7 @@ class Column(msgspec.Struct, frozen=True):
     stored_shape: tuple[str, ...] = ()
     promises: tuple[Promise, ...] = ()
     tensors: tuple[TensorSlot, ...] = ()
+    each: int = 0
 
     @property
     def opaque(self) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam
 from flowgraph.spec.forms import Bits, PerRow, Prefix
-from flowgraph.spec.units import size_text
+from flowgraph.spec.units import counted, size_text
 
 
 def plan_text(plan: Plan) -> str:
     """The whole plan; equal plans give equal texts."""
-    lines = [f"graph {plan.graph}: {plan.run.steps} steps, max_lag {plan.max_lag}"]
+    lines = [f"graph {plan.graph}: {counted(plan.run.steps, 'step')}, max_lag {plan.max_lag}"]
     lines.append(f"passes {' '.join(plan.passes) or 'none'}")
     lines.append(f"through the driver {size_text(plan.driver_bytes)}/step")
     for owner in plan.owners.values():

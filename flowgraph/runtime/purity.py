@@ -1,8 +1,8 @@
 """Verify mode: a hop has no state that it does not declare. It is called twice, and nothing that it can reach changes.
 
-Looked at are its inputs, its options, its defaults, what it closes over, and the globals that its code names, also
-through the functions of its module, and of the modules of functions among its options. Modules and classes themselves
-are left out, and so is what functools.lru_cache keeps.
+Looked at are its inputs, its options, its defaults, the object that it is a method of, what it closes over, and the
+globals that its code names, also through the functions of its module, and of the modules of functions among its
+options. Modules and classes themselves are left out, and so is what functools.lru_cache keeps.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ def reach(function: Call, left_out: Collection[str] = ()) -> Iterator[tuple[str,
         options = {name: value for name, value in function.keywords.items() if name not in left_out}
         yield from ((f"its option {name}", value) for name, value in options.items())
         waiting = [function.func, *(value for value in options.values() if callable(value))]
+    if isinstance(waiting[0], types.MethodType):
+        yield f"the object that {waiting[0].__name__} is a method of", waiting[0].__self__
     homes = {_home(one) for one in waiting}
     seen: set[int] = set()
     while waiting:

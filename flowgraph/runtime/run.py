@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import traceback
+import typing
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,10 @@ from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.rundir import RunDir
 from flowgraph.runtime.view import View, make_view
+from flowgraph.spec.units import counted
 
 ExecutorName = Literal["processes", "inproc"]
+EXECUTORS: tuple[str, ...] = typing.get_args(ExecutorName)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -87,7 +90,7 @@ def run_graph(
         ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))
         status, error, grace = "failed", "", 0.0
         try:
-            view.note(f"{plan.graph}: {plan.run.steps} steps, {executor}, in {run_dir.path}")
+            view.note(f"{plan.graph}: {counted(plan.run.steps, 'step')}, {executor}, in {run_dir.path}")
             workers.start(plan, paths, fds)
             ring.start()
             ring.run()

@@ -20,6 +20,7 @@ from flowgraph.spec.forms import Bits, Derived, PerRow, Prefix, Range
 from flowgraph.spec.types import dtype_of
 
 A = npt.NDArray[Any]
+SIGNED_ZERO = "-0.0 and 0.0 differ in a bit: write np.where(mask, x, 0) where it is x * mask"
 
 
 def pack(who: str, column: Column, value: A, env: Mapping[str, Any]) -> A:
@@ -96,7 +97,8 @@ def _same(who: str, column: Column, value: A, made: A) -> None:
     if len(differs):
         at = int(differs[0])
         text = f"element {at} is {given[at]}, and would have to be {wanted[at]}"
-        raise _broken(who, column, text, at, value)
+        help = SIGNED_ZERO if given[at] == wanted[at] else ""
+        raise _broken(who, column, text, at, value, help)
 
 
 def _check_bounds(who: str, column: Column, port: str, value: A, env: Mapping[str, Any]) -> None:
@@ -117,12 +119,15 @@ def _type(value: A) -> str:
 
 
 def _broken(
-    who: str, column: Column, what: str, at: int | None = None, value: A | None = None
+    who: str, column: Column, what: str, at: int | None = None, value: A | None = None, help: str = ""
 ) -> PromiseBroken:
-    """at: the element at fault, counted over the whole value; the error knows its place along the first dim."""
+    """help: a better fix than the usual one.
+
+    at: the element at fault, counted over the whole value; the error knows its place along the first dim
+    """
     error = PromiseBroken(
         f"hop {who} breaks the promise {', '.join(column.facts)} of {column.name}: {what}",
-        f"keep the promise in the hop, or take it off the annotation of {column.name}",
+        help or f"keep the promise in the hop, or take it off the annotation of {column.name}",
     )
     if at is not None and value is not None and value.ndim:
         error.at = column.shape[0], at // max(1, value[0].size)

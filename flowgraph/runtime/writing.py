@@ -15,6 +15,7 @@ from flowgraph.errors import PayloadError
 from flowgraph.plan.layout import Span, spans, tensor_bytes
 from flowgraph.plan.plan import Column, Hop
 from flowgraph.runtime import wire
+from flowgraph.runtime.encoding import encoded, too_long
 from flowgraph.runtime.reading import Inputs, agree
 from flowgraph.spec.forms import Bits
 from flowgraph.spec.types import dtype_of
@@ -120,12 +121,7 @@ def _raw(hop: Hop, column: Column, value: Any) -> Any:
     if column.shape and not isinstance(value, list | tuple):
         text = f"hop {hop.name} gave {column.name} as {type(value).__name__}, and its port is {column.type}"
         raise PayloadError(text, "give a list, one value a row")
-    if column.kind == "json":
-        return msgspec.json.encode(value)
-    if odd := [one for one in (value if column.shape else [value]) if not isinstance(one, str)]:
-        text = f"hop {hop.name} gave {column.name} as {type(odd[0]).__name__}, and its port is {column.type}"
-        raise PayloadError(text, "give text, or declare the port as Json")
-    return msgspec.msgpack.encode(value)  # as long as the text is, where JSON escapes it
+    return encoded(hop, column, value)
 
 
 def _bind(hop: Hop, column: Column, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
@@ -143,8 +139,7 @@ def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
     for dim, bound in zip(hop.dims, hop.bounds, strict=True):
         if sizes[dim] > bound:
             if dim.startswith("#"):
-                text = f"hop {hop.name} gave {dim[1:]} of {sizes[dim]} bytes, and its bound is {bound}"
-                raise PayloadError(text, f"raise max in the annotation of {dim[1:]} in {hop.place}")
+                raise too_long(hop, dim[1:], sizes[dim], bound)
             text = f"hop {hop.name} gave {dim}={sizes[dim]}, and the graph's bound is {bound}"
             raise PayloadError(
                 text, f"raise the max of {dim} under dims: (of prompt and response for token), or give less"

@@ -35,6 +35,13 @@ def hidden(function: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
+def method_of(function: Callable[..., Any]) -> str:
+    """The class of the object that a function is a method of, "" for none: such an object outlives a firing."""
+    inner = inspect.unwrap(function, stop=inspect.ismethod)
+    owner = inner.__self__ if inspect.ismethod(inner) else None
+    return "" if owner is None or isinstance(owner, type) else type(owner).__name__
+
+
 def _written(code: CodeType) -> Iterator[tuple[str, str]]:
     """(scope, name) of every variable that is not the function's own and that it, or a function in it, writes."""
     outer = set(code.co_freevars)

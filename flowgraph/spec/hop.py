@@ -19,6 +19,7 @@ from flowgraph.learners.protocol import Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
 from flowgraph.spec.facts import check_facts
+from flowgraph.spec.folds import check_fold
 from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
@@ -118,8 +119,9 @@ def fold(
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
 
-    It fires when any input changes. At most one queue or event port holds a row, the others are None; latest
-    ports always hold their newest value. A change of rate is a `source`, an `expand` or a `collect`.
+    It fires when any input changes, or credit comes. At most one queue or event port holds a row, the others are None,
+    so each is annotated `Row | None`; latest ports always hold their newest value, and a column is a mapping from the
+    key of a row that it is shown to the value. A change of rate is a `source`, an `expand` or a `collect`.
     `room(state)` says how many more queued rows it takes now (default: always one more).
 
     Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
@@ -156,15 +158,6 @@ def effect(
     )
 
 
-def _check_state(use: str, state: Any) -> None:
-    """A run starts each fold from an empty state."""
-    try:
-        state()
-    except Exception as error:
-        message = f"the state of fold {use} can't be made empty: {error}"
-        raise HopTypeError(message, "give every field of it a default") from None
-
-
 def _check_fires(use: str, inputs: list[Port]) -> None:
     """What is no fold fires once a row on its columns, or on one kind of event; it keeps no rows to choose from."""
     rows = [port.name for port in inputs if port.kind == "rows"]
@@ -178,26 +171,15 @@ def _check_fires(use: str, inputs: list[Port]) -> None:
         raise HopTypeError(message, "take one event and nothing else, or columns only, or make it a fold")
 
 
-def _check_decides(use: str, inputs: list[Port], outputs: list[Port]) -> None:
-    """A fold lives on the driver: it decides by rows, plain values and columns of the rows that it is shown."""
-    shown = any(port.kind == "rows" for port in inputs)
-    odd = next(
-        (p for p in inputs if p.kind == "tensors" or (p.kind not in ("rows", "value") and not shown)), None
-    )
-    if odd is not None:
-        message = (
-            f"fold {use} takes {odd.name} as {odd}, and a fold reads columns of the rows that it is shown"
-        )
-        raise HopTypeError(message, "give it a port of Rows(…) too, or move it to a hop")
-    odd = next((port for port in outputs if port.kind not in ("rows", "value")), None)
-    if odd is not None:
-        message = f"fold {use} gives {odd.name} as {odd}, and a fold gives rows and plain values only"
-        raise HopTypeError(message, "annotate it as Rows(…), Latest() or Event(), or move it to a hop")
-
-
 def read_spec(use: str, function: Any) -> HopSpec:
     """Read ports, parameters and state off a decorated function. Raises HopTypeError naming what can't be read."""
     facts = getattr(function, "__flowgraph__", None)
+    if not inspect.isroutine(inspect.unwrap(function)):
+        what = "a class" if isinstance(function, type) else f"an object of type {type(function).__name__}"
+        raise HopTypeError(
+            f"{use} is no hop: it is {what}, and no function",
+            "name a function that is decorated with @flowgraph.hop, @fold or @effect",
+        )
     if not isinstance(facts, Facts):
         raise HopTypeError(f"{use} is no hop", "decorate the function with @flowgraph.hop, @fold or @effect")
     _check_facts(use, facts)
@@ -205,6 +187,7 @@ def read_spec(use: str, function: Any) -> HopSpec:
     inputs: list[Port] = []
     params: list[Param] = []
     state = None
+    is_fold = facts.kind == "fold"
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name)
         if hint is None:
@@ -215,23 +198,22 @@ def read_spec(use: str, function: Any) -> HopSpec:
             )
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             params.append(_param(name, hint, parameter.default))
-        elif facts.kind == "fold" and state is None:
+        elif is_fold and state is None:
             state = hint
         else:
-            port = read_port(use, name, hint)
+            port = read_port(use, name, hint, by_row=is_fold)
             inputs.append(
                 msgspec.structs.replace(port, optional=parameter.default is not inspect.Parameter.empty)
             )
-    if facts.kind == "fold" and state is None:
+    if is_fold and state is None:
         raise HopTypeError(
             f"fold {use} has no state", "make the first parameter a msgspec.Struct that holds it"
         )
     outputs = [_as_version(p) if p.initial is not None else p for p in _outputs(use, hints.get("return"))]
     seams = {param.detail for param in params if param.fact == "max_lag"}
     inputs = [_as_version(port) if port.name in seams else port for port in inputs]
-    if facts.kind == "fold":
-        _check_state(use, state)
-        _check_decides(use, inputs, outputs)
+    if is_fold:
+        check_fold(use, facts, state, inputs, outputs, hints)
     else:
         _check_fires(use, inputs)
     code = inspect.unwrap(function).__code__

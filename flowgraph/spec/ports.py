@@ -64,10 +64,16 @@ class HopTypeError(TypeError):
         super().__init__(f"{what}; {help}")
 
 
-def read_port(use: str, name: str, hint: Any, *, output: bool = False) -> Port:
-    """The port that an annotation describes. Raises HopTypeError naming what can't be read."""
+def read_port(use: str, name: str, hint: Any, *, output: bool = False, by_row: bool = False) -> Port:
+    """The port that an annotation describes. Raises HopTypeError naming what can't be read.
+
+    by_row: a fold reads it, which may say of a column that it arrives as a mapping from the row's key
+    """
     who = f"port {name} of {use}"
     base, markers = _unwrap(who, hint)
+    if by_row and _is_mapping(base) and not any(isinstance(m, T.Latest | T.Event) for m in markers):
+        base, inner = _unwrap(who, typing.get_args(base)[1])
+        markers += inner
     mode: T.ReadMode = "queue"
     initial = None
     for marker in markers:
@@ -84,7 +90,7 @@ def read_port(use: str, name: str, hint: Any, *, output: bool = False) -> Port:
                     raise HopTypeError(
                         f"{who} has rows of no kind: {kind!r}", f"write one of {', '.join(T.ROW_KINDS)}"
                     )
-                columns = _columns(use, base) if output else ()
+                columns = _columns(use, base, mode) if output else ()
                 return Port(kind="rows", row_kind=kind, columns=columns, **common)
             case T.Text(dim=dim, mean=mean, max=bound):
                 return Port(kind="text", shape=_shape(who, dim, 1), mean=mean, max=bound, **common)
@@ -123,6 +129,10 @@ def _unwrap(who: str, hint: Any) -> tuple[Any, list[Any]]:
             hint = rest[0]
         else:
             return hint, markers
+
+
+def _is_mapping(base: Any) -> bool:
+    return typing.get_origin(base) in (dict, collections.abc.Mapping) and len(typing.get_args(base)) == 2
 
 
 def _instance(who: str, marker: Any) -> Any:
@@ -177,12 +187,16 @@ def _shape(who: str, text: str, most: int | None = None) -> tuple[Expr, ...]:
     return shape
 
 
-def _columns(use: str, base: Any) -> tuple[Port, ...]:
+def _columns(use: str, base: Any, mode: T.ReadMode) -> tuple[Port, ...]:
     """The columns that a fold's emitted rows carry: fields of the element type but `parents` and `tag`."""
     elements = (
         typing.get_args(base) if typing.get_origin(base) in (list, tuple, collections.abc.Sequence) else ()
     )
     if elements and elements[0] is T.Row:
+        if mode == "queue":
+            message = f"{use} gives rows that it does not make: {T.Row.__name__} is one that is there already"
+            help = "show them with Latest(), or make new ones: a list of a NamedTuple with parents"
+            raise HopTypeError(message, help)
         return ()
     if not elements or not hasattr(elements[0], "_fields"):
         raise HopTypeError(

@@ -80,7 +80,10 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Json(msgspec.Struct, frozen=True):
-    """Any JSON value, one a row along `dim` ("" for a single one); `max` bounds the encoded bytes of each."""
+    """Any JSON value, one a row along `dim` ("" for a single one); `max` bounds the encoded bytes of each.
+
+    NaN and the infinities are no JSON: a hop that gives one is refused.
+    """
 
     dim: str = ""
     mean: int = 256

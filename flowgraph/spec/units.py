@@ -32,6 +32,11 @@ def read_amount(text: str) -> Amount | None:
     return Amount(float(Decimal(number) * BYTES[unit]), step is not None, text.strip())
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size_text(nbytes: float) -> str:
     """`512 B`, `8.70 KB`, `269 MB`. Whole bytes stay whole; a fraction of a byte shows as `<1 B`."""
     if 0 < nbytes < 1:

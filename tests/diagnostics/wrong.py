@@ -71,7 +71,7 @@ def collects_keys(key: UInt64[Array, ""], *, keys: list[int] = []) -> Float32[Ar
 
 def remembering(known: dict[int, float]):  # type: ignore[no-untyped-def]
     @fold(lifetime="consumed")
-    def remember(state: State, trajectory: Annotated[Row | None, Rows("trajectory")]) -> Trajectories:
+    def remember(state: State, trajectory: Annotated[Row | None, Rows("trajectory")]) -> None:
         known[len(known)] = 0.0
         raise NotImplementedError
 
@@ -154,3 +154,14 @@ def batch_of_two(
 @hop(lifetime="consumed")
 def once_a_leaf(key: UInt64[Array, "leaf"]) -> Float32[Array, "leaf"]:
     raise NotImplementedError
+
+
+class Seen:
+    """What a method can keep on its object."""
+
+    @hop(lifetime="consumed")
+    def count(self, key: UInt64[Array, ""]) -> Float32[Array, ""]:
+        raise NotImplementedError
+
+
+method = Seen().count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from flowgraph.cli import main
 from flowgraph.errors import HiddenState, PayloadError, PromiseBroken, RunError
 from flowgraph.passes.rewrite import PASSES
+from flowgraph.runtime import purity
 from flowgraph.runtime.run import ExecutorName
 from tests.runtime.harness import TOY, run_toy, steps
 
@@ -143,6 +145,21 @@ HIDDEN = {
 def test_a_hop_that_keeps_something_is_named_with_what_it_keeps(tmp_path: Path, add: str) -> None:
     with pytest.raises(HiddenState, match=re.escape(f"{HIDDEN[add]} (step 1)")):
         run_toy(tmp_path, add, verify=True)
+
+
+def test_a_method_that_keeps_something_on_its_object_is_named() -> None:
+    class Counter:
+        calls = 0
+
+        def count(self, n: int, *, step: int) -> int:
+            if step:
+                self.calls += step
+            return n
+
+    text = "hop look keeps state that it does not declare: the object that count is a method of changed"
+    with pytest.raises(HiddenState, match=text):
+        purity.call("hop look", functools.partial(Counter().count, step=1), {"n": 1})
+    assert purity.call("hop look", functools.partial(Counter().count, step=0), {"n": 1}) == 1
 
 
 def test_an_async_hop_is_no_exception_and_its_row_is_named(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowgraph
+from flowgraph.plan.measured import Measured
 from flowgraph.report.audit import render_table
 from flowgraph.runtime.rundir import RunDir
 from tests.unit.graphs import DIMS, RING
@@ -98,6 +99,27 @@ def test_a_run_is_held_against_its_budgets_with_the_passes_that_it_leaves_out(tm
     assert flowgraph.load(TOY, budget).diagnostics == []
     with pytest.raises(flowgraph.CheckError, match="leave defer on"):
         flowgraph.run(TOY, overrides=budget, no_pass=["defer"], runs=tmp_path / "runs")
+    loaded = flowgraph.load(TOY, budget)
+    with pytest.raises(flowgraph.CheckError, match="leave project and defer on"):
+        flowgraph.run(loaded, no_pass=["all"], runs=tmp_path / "runs")
+    assert loaded.diagnostics == []
+    assert not (tmp_path / "runs").exists()
+    over = flowgraph.load(TOY, {**budget, "run.steps": 1}, no_pass=["defer"])
+    assert over.diagnostics
+    assert flowgraph.run(over, executor="inproc", runs=tmp_path / "runs", live=False).steps == 1
+
+
+def test_one_pass_may_be_named_as_a_text() -> None:
+    assert flowgraph.compile(TOY, no_pass="fold") == flowgraph.compile(TOY, no_pass=["fold"])
+    assert flowgraph.compile(TOY, no_pass="all") == flowgraph.compile(TOY, no_pass=["all"])
+    with pytest.raises(ValueError, match="there is no pass 'folds'"):
+        flowgraph.compile(TOY, no_pass="folds")
+
+
+def test_an_executor_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no executor 'thread'; executors: processes, inproc"):
+        flowgraph.run(TOY, executor="thread", runs=tmp_path / "runs")  # type: ignore[arg-type]
+    assert not (tmp_path / "runs").exists()
 
 
 # --- overrides ---------------------------------------------------------------------------------------------
@@ -194,6 +216,10 @@ def test_a_run_of_another_graph_or_none_at_all_is_refused(done: flowgraph.Outcom
     run_dir.close()
     with pytest.raises(ValueError, match=r"holds no measured seams: .*seams.json"):
         flowgraph.draw(TOY, measured=run_dir.path)
+    (run_dir.path / "seams.json").write_bytes(msgspec.json.encode(Measured(0, {}, {}, 0)))
+    for report in (flowgraph.audit, lambda plan, run: flowgraph.draw(plan, measured=run)):
+        with pytest.raises(ValueError, match="is a run without a step, so it measured nothing"):
+            report(TOY, run_dir.path)
 
 
 # --- run ---------------------------------------------------------------------------------------------------

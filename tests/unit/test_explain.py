@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -251,7 +252,7 @@ def test_a_page_is_set_for_reading_on_a_terminal() -> None:
     assert "```" not in run.stdout
 
 
-@pytest.mark.parametrize(("code", "meant"), [("FG2O4", "FG204"), ("fg5001", "FG501"), ("FG", None)])
+@pytest.mark.parametrize(("code", "meant"), [("FG2O4", "FG204"), ("fg5001", "FG501"), ("FG7", None)])
 def test_an_unknown_code_is_answered_with_the_nearest_and_all(code: str, meant: str | None) -> None:
     result = cli(code)
     assert result.exit_code == 2
@@ -259,6 +260,18 @@ def test_an_unknown_code_is_answered_with_the_nearest_and_all(code: str, meant: 
     assert (f"did you mean {meant}?" in result.stderr) == (meant is not None)
     assert all(known in result.stderr for known in CODES)
     assert result.stdout == ""
+
+
+def test_a_program_gets_a_code_with_its_title_and_page() -> None:
+    found = json.loads(cli("fg109", "--json").stdout)
+    assert found == {"code": "FG109", "title": CODES["FG109"], "page": page("FG109")}
+
+
+def test_a_file_may_be_named_like_a_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fgraph").write_bytes(Path(TOY).read_bytes())
+    assert "there is no code" not in cli("fgraph").stderr
+    assert cli("fgraph", "--stage", "lowered").stdout.startswith("graph toy: ")
 
 
 # --- FLOWGRAPH_DUMP ----------------------------------------------------------------------------------------
@@ -291,3 +304,24 @@ def test_a_dump_leaves_out_what_is_left_out_and_without_the_variable_nothing_is_
     monkeypatch.chdir(tmp_path)
     compile_file(TOY)
     assert [path.name for path in tmp_path.iterdir()] == ["some"]
+
+
+def test_what_an_earlier_dump_left_goes_and_what_is_no_dump_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped(tmp_path, monkeypatch)
+    (tmp_path / "07-notes.txt").write_text("mine")
+    monkeypatch.setenv("FLOWGRAPH_DUMP", str(tmp_path))
+    compile_file(TOY, off=NAMES)
+    assert {path.name for path in tmp_path.iterdir()} == {"00-source.txt", "07-notes.txt"}
+
+
+def test_a_dump_that_cant_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for path, why in ((taken, "File exists"), (taken / "in", "Not a directory")):
+        monkeypatch.setenv("FLOWGRAPH_DUMP", str(path))
+        result = cli(TOY)
+        assert result.exit_code == 1
+        assert f"FLOWGRAPH_DUMP={path} can't be written ({why}: " in result.stderr
+        assert len(result.stderr.splitlines()) == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jaxtyping
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Complex64, Float, Float32, Int32, Int64, Shaped
 
 from flowgraph import (
     Array,
+    Below,
     Dim,
     Engine,
     Event,
@@ -192,6 +194,11 @@ def test_rows_are_emitted_as_a_list_of_named_tuples() -> None:
     assert "emits rows as" in refused(Annotated[list[int], Rows("group")], output=True)
 
 
+class Called:
+    def __call__(self, x: Int32[Array, "n"]) -> None:
+        raise NotImplementedError
+
+
 def test_what_is_no_hop_is_refused() -> None:
     def untyped(x):  # type: ignore[no-untyped-def]
         raise NotImplementedError
@@ -210,7 +217,14 @@ def test_what_is_no_hop_is_refused() -> None:
 
     for function, message in (
         (len, "m.f is no hop"),
-        (3, "m.f is no hop"),
+        (3, "m.f is no hop: it is an object of type int, and no function"),
+        (State, "m.f is no hop: it is a class, and no function; name a function"),
+        (
+            functools.partial(plain, eps=1.0),
+            "m.f is no hop: it is an object of type partial, and no function",
+        ),
+        (hop()(functools.partial(plain, eps=1.0)), "it is an object of type partial"),
+        (hop()(Called()), "m.f is no hop: it is an object of type Called"),
         (hop()(untyped), "parameter x of m.f has no type"),
         (hop()(many), "takes any number of values"),
         (hop()(silent), "has no return type"),
@@ -293,3 +307,68 @@ def test_a_fold_whose_state_has_no_empty_form_is_refused() -> None:
 
     with pytest.raises(HopTypeError, match=r"the state of fold m\.f can't be made empty"):
         spec(source)
+
+
+class Kept(NamedTuple):
+    kept: Annotated[list[Row], Rows("trajectory")]
+
+
+class New(NamedTuple):
+    parents: tuple[Row, ...]
+
+
+class Renewed(NamedTuple):
+    kept: Annotated[list[New], Rows("trajectory")]
+
+
+def test_a_fold_that_gives_rows_which_it_does_not_make_is_refused() -> None:
+    def filtered(state: State, row: Annotated[Row | None, Rows("trajectory")]) -> Kept:
+        raise NotImplementedError
+
+    def renewed(state: State, row: Annotated[Row | None, Rows("trajectory")]) -> Renewed:
+        raise NotImplementedError
+
+    for fact in (fold(), fold(expand=("group", "trajectory"))):
+        with pytest.raises(
+            HopTypeError, match=r"m\.f gives rows that it does not make.*show them with Latest"
+        ):
+            spec(fact(filtered))
+    with pytest.raises(HopTypeError, match=r"fold m\.f gives kept as trajectory rows that it does not make"):
+        spec(fold()(renewed))
+    assert [p.name for p in spec(fold(expand=("group", "trajectory"))(renewed)).outputs] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "help"),
+    [
+        (Annotated[Row, Rows("trajectory")], r"Row \| None"),
+        (Annotated[Row, Rows("step"), Event()], r"Row \| None"),
+        (Annotated[int, Event()], r"int \| None"),
+    ],
+)
+def test_what_comes_to_a_fold_may_be_none(annotation: Any, help: str) -> None:
+    def step(state: State, came: Any, ready: Annotated[tuple[Row, ...], Rows("step"), Latest()]) -> None:
+        raise NotImplementedError
+
+    step.__annotations__["came"] = annotation
+    with pytest.raises(HopTypeError, match=rf"takes came as never None.*annotate it as {help}"):
+        spec(fold()(step))
+    for widened in (annotation | None, Annotated[annotation.__origin__ | None, *annotation.__metadata__]):
+        step.__annotations__["came"] = widened
+        assert spec(fold()(step)).inputs[0].name == "came"
+
+
+def test_a_fold_reads_a_column_as_a_mapping_from_the_row_and_a_hop_does_not() -> None:
+    @fold()
+    def step(
+        state: State,
+        ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+        score: Mapping[int, Float32[Array, "leaf"]],
+        note: Mapping[int, Annotated[str, Text("leaf")]] | None = None,
+        bare: Float32[Array, "leaf"] | None = None,
+        below: Annotated[Mapping[int, Int32[Array, ""]] | None, Below("vocab")] = None,
+    ) -> None:
+        raise NotImplementedError
+
+    assert [str(p) for p in spec(step).inputs[1:]] == ["f32[leaf]", "text[leaf]", "f32[leaf]", "i32[]"]
+    assert "a type that is no port" in refused(Mapping[int, Float32[Array, "leaf"]])

@@ -167,6 +167,19 @@ def test_integers_below_a_bound_come_back_and_others_are_found(
         assert bits(crossed(column(dtype, form=form, stored=stored), value, env)) == bits(value)
 
 
+def test_a_zero_with_a_sign_is_told_how_to_lose_it() -> None:
+    mask = np.array([True, False])
+    one = column("float32", promises=(PerRow("leaf", "bounds", "mask", last=False),))
+    env = {"bounds": np.array([0, 2]), "mask": mask}
+    with pytest.raises(PromiseBroken, match=r"element 1 is -0\.0, and would have to be 0\.0") as caught:
+        wire.verify("h", one, np.array([-1, -1], np.float32) * mask, env)
+    assert "write np.where(mask, x, 0) where it is x * mask" in caught.value.help
+    wire.verify("h", one, np.where(mask, np.array([-1, -1], np.float32), np.float32(0)), env)
+    with pytest.raises(PromiseBroken, match="element 1 is 2") as caught:
+        wire.verify("h", one, np.array([1, 2], np.float32), env)
+    assert "np.where" not in caught.value.help
+
+
 @given(
     hnp.arrays(np.int32, st.integers(0, 5)),
     hnp.arrays(np.int32, st.integers(0, 5), elements=st.integers(0, 1)),

@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow, Total
-from flowgraph.spec.units import per_step, percent_text, share_text, size_text
+from flowgraph.spec.units import counted, per_step, percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -123,5 +123,7 @@ def _notes(audit: Audit) -> list[str]:
     if any(s.exceeds for s in audit.seams):
         lines.append(f"{OVER} the measured mean is above the predicted max")
     if audit.steps is not None and audit.control_bytes is not None:
-        lines.append(f"measured over {audit.steps} steps; control messages {per_step(audit.control_bytes)}")
+        lines.append(
+            f"measured over {counted(audit.steps, 'step')}; control messages {per_step(audit.control_bytes)}"
+        )
     return lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from flowgraph.errors import PayloadError

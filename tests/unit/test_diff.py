@@ -100,7 +100,7 @@ memory of owners
         ("hops.rollout.with.jitter=0.5", "  ~ rollout  with.jitter 0.01 → 0.5"),
         ("hops.rollout.with={}", "  ~ rollout  with.jitter 0.01 → (not set)"),
         ("hops.reward.owner=rollout", "  ~ reward  owner trainer → rollout"),
-        ("hops.buffer.capacity=64", "  ~ buffer  queue 1 → 64"),
+        ("hops.dataset.capacity=64", "  ~ dataset  queue 1 → 64"),
         ("hops.eval.in.version.every=3", "  ~ sync → eval  every 2 → 3"),
     ],
 )
@@ -190,7 +190,7 @@ CHANGES = st.fixed_dictionaries(
         "run.steps": st.integers(5, 7),
         "hops.rollout.with.jitter": st.sampled_from([0.01, 0.5]),
         "hops.reward.owner": st.sampled_from(["rollout", "trainer"]),
-        "hops.buffer.capacity": st.integers(36, 38),
+        "hops.dataset.capacity": st.integers(36, 38),
     },
 )
 

@@ -157,6 +157,17 @@ def _named(reader: Reader, what: str, name: str, place: Place) -> None:
         reader.error("FG106", place, f"{what} name {name[:40]!r} can't be referred to", help)
 
 
+def _ref(reader: Reader, node: Located, what: str, help: str) -> str:
+    """A name, or names with dots between; "" for what could not be read, and so always with a finding."""
+    ref: str = reader.convert(node, str, what, "")
+    if all(ref.split(".")):
+        return ref
+    if not node.unread and isinstance(node.value, str):
+        problem = f"has an empty name: {shown(node)}" if ref else "is empty"
+        reader.error("FG106", node.place, f"{what} {problem}", help)
+    return ""
+
+
 def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     _named(reader, "owner", name, place)
     what = f"owners.{name}"
@@ -182,17 +193,15 @@ def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
     keys, partial = record.values, set(record.unsure)
     out = HopDecl(name, place, "", place, {}, config=keys.get("with"))
     if "use" in keys:
-        out.use, out.use_place = reader.convert(keys["use"], str, f"{what}.use", ""), keys["use"].place
+        out.use, out.use_place = _ref(reader, keys["use"], f"{what}.use", needed["use"]), keys["use"].place
     for key in ("in", "with"):
         values, whole = reader.section(keys.get(key), f"{what}.{key}")
         partial |= set() if whole else {key}
         for port, value in values.items() if key == "in" else ():
             out.inputs[port] = _input(reader, f"{what}.in.{port}", port, value, keys["in"].keys[port])
     if "owner" in keys:
-        out.owner, out.owner_place = (
-            reader.convert(keys["owner"], str, f"{what}.owner", None),
-            keys["owner"].place,
-        )
+        help = f"write the name of an owner, or remove {what}.owner"
+        out.owner, out.owner_place = _ref(reader, keys["owner"], f"{what}.owner", help), keys["owner"].place
     if "capacity" in keys:
         out.capacity_place = keys["capacity"].place
         out.capacity = reader.convert(keys["capacity"], Count, f"{what}.capacity", None)
@@ -203,7 +212,7 @@ def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
 def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> InputDecl:
     out = InputDecl(port, "", node.place, at)
     if isinstance(node.value, str):
-        out.ref = "" if node.partial else node.value
+        out.ref = _ref(reader, node, what, f"write {port}: and the hop that it comes from, or hop.column")
         return out
     if not isinstance(node.value, dict) and node.unread:
         return out
@@ -217,7 +226,7 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
     record = reader.record(node, what, kinds(InputForm), needed)
     keys = record.values
     if "from" in keys:
-        out.ref, out.place = reader.convert(keys["from"], str, f"{what}.from", ""), keys["from"].place
+        out.ref, out.place = _ref(reader, keys["from"], f"{what}.from", needed["from"]), keys["from"].place
     # What can't be read is taken as what has no findings of its own.
     out.delay = 1 if "delay" in record.unsure else 0
     out.unsure = "max_lag" in record.unsure

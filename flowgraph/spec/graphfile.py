@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -21,11 +22,14 @@ from flowgraph.spec.form import (
     RunDecl,
     kinds,
 )
-from flowgraph.spec.reader import Reader, shown
+from flowgraph.spec.reader import Reader, closest, shown
 from flowgraph.spec.source import Located
 
 FILE_NAME = re.compile(r"[\w-][\w.-]{0,99}")
 NAME = re.compile(r"[^\W\d][\w-]*")
+# How many rows of these there are is the same each time; how many of those follows.
+WHOLE = ("group", "sample")
+MADE = {"trajectory": "a step has group*sample of them", "step": "it is one row"}
 
 
 class InputDecl(msgspec.Struct):
@@ -112,6 +116,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     owners |= {
         key: _owner(reader, key, node, top["owners"].keys[key]) for key, node in sections["owners"].items()
     }
+    known = sections["hops"] if "hops" not in partial and all(map(NAME.fullmatch, sections["hops"])) else ()
     graph = GraphFile(
         name=name,
         file=file,
@@ -120,7 +125,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
         dim_places={key: node.place for key, node in sections["dims"].items()},
         owners=owners,
         hops={key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()},
-        run=_run(reader, top["run"]) if "run" in top else RunDecl(),
+        run=_run(reader, top["run"], known) if "run" in top else RunDecl(),
         models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
         place=root.place,
         budgets=tuple(read_budgets(reader, top.get("budgets"))),
@@ -148,6 +153,15 @@ def _size(reader: Reader, name: str, node: Located) -> Size:
         help = f"give 0 <= mean <= max and 1 <= max <= {MANY}"
         reader.error("FG106", node.place, f"{what} has mean {size.mean:g} and max {size.max:g}", help)
         size = Size(1, 1)
+    if name in WHOLE and size.mean != size.max:
+        message = f"{what} has mean {size.mean:g} and max {size.max:g}, and the ring always makes as many"
+        reader.error(
+            "FG106", node.place, message, f"write {name}: {size.max}, which is how many there always are"
+        )
+        size = Size(size.max, size.max)
+    if name in MADE:
+        message = f"{what} can't be given: {MADE[name]}"
+        reader.error("FG106", node.place, message, f"remove {name}: from dims:")
     return size
 
 
@@ -240,9 +254,18 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
     return out
 
 
-def _run(reader: Reader, node: Located) -> RunDecl:
+def _run(reader: Reader, node: Located, hops: Collection[str]) -> RunDecl:
+    """`run:`. hops: those that there are; none when that can't be told."""
     out = RunDecl()
     types = kinds(RunDecl)
-    for key, value in reader.record(node, "run", types).values.items():
+    values = reader.record(node, "run", types).values
+    for key, value in values.items():
         setattr(out, key, reader.convert(value, types[key], f"run.{key}", getattr(out, key)))
+    for name, item in zip(out.show, values["show"].value if out.show else (), strict=True):
+        hop, dot, metric = name.partition(".")
+        if dot and hops and hop not in hops:
+            meant = closest(hop, hops)
+            hint = f"did you mean {meant}.{metric}? " if meant else ""
+            message = f"run.show names {name}, and there is no hop {hop!r}"
+            reader.error("FG108", item.place, message, f"{hint}hops: {', '.join(hops)}")
     return out

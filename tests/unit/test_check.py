@@ -65,6 +65,35 @@ def test_a_hop_that_reads_itself_is_a_cycle(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: total")) == ["FG401 total"]
 
 
+CHECKED_EARLY = (
+    "hops.reward.in={tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
+    "hops.buffer.in.trajectory=reward",
+    "hops.dispatch.in.finished=reward",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hops.rollout.in.prompt=advantage"], "read it before rollout: prompt: dispatch"),
+        (
+            ["hops.rollout.in.prompt=advantage.advantages"],
+            "only a version leads back; read prompt from a hop before rollout",
+        ),
+        (
+            ["hops.buffer.in.trajectory=reward"],
+            "only a version leads back; read trajectory from a hop before buffer",
+        ),
+        (["hops.batch.in.score=batch"], "move reward before buffer"),
+        ([*CHECKED_EARLY, "hops.batch.in.score=batch"], "read it before batch: score: buffer"),
+    ],
+)
+def test_rows_that_lead_back_are_read_where_they_come_from(overrides: list[str], expected: str) -> None:
+    (found,) = load(str(Path(__file__).parents[1] / "runtime/toy.yaml"), overrides).diagnostics
+    assert found.code == "FG401"
+    assert expected in found.help
+
+
 def test_rows_can_not_be_delayed(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: {from: count, delay: 1}")) == ["FG401 count"]
     hops = RING.replace("key: batch", "key: {from: total, delay: 1}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Binding, Graph, Node, collects, joins, repeats
+from flowgraph.passes.fitting import same_type, sole_giver
 from flowgraph.passes.sizes import COUNTED, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
@@ -37,23 +38,11 @@ def _counted(graph: Graph, node: Node, binding: Binding) -> str | None:
     source, port = binding.source, binding.port
     if source is None or source.kind != "value" or not port.dtype:
         return None
-    outputs = [(other, output) for other in graph.nodes.values() for output in other.spec.outputs]
-    fits = [
-        f"{n.name}.{p.name}" for n, p in outputs if n is not node and p.kind == "value" and same_type(p, port)
-    ]
-    if len(fits) == 1:
-        return f"read {port.name} from {fits[0]}"
+    if giver := sole_giver(graph, node, port):
+        return f"read {port.name} from {giver}"
     if source.dtype in port.wider:
         return f"annotate {binding.producer}.{source.name} as {port.dtype}, if that is what it counts"
     return None
-
-
-def same_type(source: Port, port: Port) -> bool:
-    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept."""
-    if port.kind == "value" and source.kind == "value":
-        fits = not source.dtype or port.dtype in ("", source.dtype, *source.wider)
-        return fits and not (port.mode == "latest" and source.mode == "event")
-    return (source.kind, source.dtype) == (port.kind, port.dtype)
 
 
 def _type(port: Port) -> str:

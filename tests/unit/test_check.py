@@ -94,6 +94,21 @@ def test_rows_that_lead_back_are_read_where_they_come_from(overrides: list[str],
     assert expected in found.help
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("hops.dispatch.in.version=train", "read version from sync; train gives "),
+        ("hops.dispatch.in.free=train", "read free from buffer; train gives "),
+        ("hops.batch.in.ready=sync", "read ready from buffer; sync gives "),
+        ("hops.buffer.in.trajectory=dataset", "name a hop that gives trajectory rows; dataset gives "),
+    ],
+)
+def test_a_hop_that_gives_no_such_thing_is_told_from_the_one_that_does(override: str, expected: str) -> None:
+    (found,) = load(str(Path(__file__).parents[1] / "runtime/toy.yaml"), [override]).diagnostics
+    assert found.code == "FG109"
+    assert found.help.startswith(expected)
+
+
 def test_rows_can_not_be_delayed(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: {from: count, delay: 1}")) == ["FG401 count"]
     hops = RING.replace("key: batch", "key: {from: total, delay: 1}")

@@ -75,8 +75,8 @@ def _unread(graph: Graph) -> Iterator[Diagnostic]:
     for name in graph.file.dims:
         if name in RINGS or name in named:
             continue
-        given = set(graph.file.dims)
-        meant = closest(name, (named | RINGS) - given)
+        known = sorted(named | RINGS - {*MADE})
+        meant = closest(name, [one for one in known if one not in graph.file.dims]) or closest(name, known)
         hint = f"did you mean {meant}? " if meant else ""
         message = f"dims.{name} is the size of nothing: no port and no parameter of a hop names it"
         yield Diagnostic("FG104", graph.file.dim_places[name], message, f"{hint}remove {name}: from dims:")

@@ -23,7 +23,7 @@ from flowgraph.spec.form import (
     kinds,
 )
 from flowgraph.spec.reader import Reader, closest, shown
-from flowgraph.spec.source import Located
+from flowgraph.spec.source import OPTION, Located
 
 FILE_NAME = re.compile(r"[\w-][\w.-]{0,99}")
 NAME = re.compile(r"[^\W\d][\w-]*")
@@ -124,7 +124,10 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
         dims={key: _size(reader, key, node) for key, node in sections["dims"].items()},
         dim_places={key: node.place for key, node in sections["dims"].items()},
         owners=owners,
-        hops={key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()},
+        hops={
+            key: _hop(reader, key, node, top["hops"].keys[key], sections["hops"])
+            for key, node in sections["hops"].items()
+        },
         run=_run(reader, top["run"], known) if "run" in top else RunDecl(),
         models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
         place=root.place,
@@ -199,10 +202,13 @@ def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     return out
 
 
-def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
+def _hop(reader: Reader, name: str, node: Located, place: Place, hops: Collection[str]) -> HopDecl:
     _named(reader, "hop", name, place)
     what = f"hops.{name}"
-    needed = {"use": "add `use:` with an import path such as hops.reward.score"}
+    # An override of a hop that is not there makes one.
+    meant = closest(name, [other for other in hops if other != name]) if place.file == OPTION else None
+    hint = f"did you mean hops.{meant}? " if meant else ""
+    needed = {"use": f"{hint}add `use:` with an import path such as hops.reward.score"}
     record = reader.record(node, what, kinds(HopForm), needed, at=place)
     keys, partial = record.values, set(record.unsure)
     out = HopDecl(name, place, "", place, {}, config=keys.get("with"))

@@ -25,7 +25,7 @@ STAGES = ("import", "parse", "check", "rewrite", "lower")
 FRAME = f"""\
 graph: ring
 dims: {{group: 8, sample: 8, prompt: {{mean: 32, max: 64}}, response: {{mean: 8, max: 16}}}}
-owners: {{driver: {{}}, rollout: {{}}, trainer: {{}}, scorer: {{}}}}
+owners: {{PROCESSES}}
 hops:
   dataset: {{use: {HERE}.numbers}}
   dispatch:
@@ -44,7 +44,9 @@ def ring(hops: int) -> str:
     second = list(_chain("s", hops - 6 - on_trajectories, f"batch.{'out' if first else 'x'}"))
     last = f"t{on_trajectories - 1}"
     sync = f"  sync: {{use: {HERE}.publish, in: {{x: s{len(second) - 1}, batch_id: batch}}}}\n"
-    return FRAME.replace("LAST", last) + "".join((*first, *second)) + sync
+    owners = OWNERS[1 : max(2, len(first), len(second))]  # those that a hop has
+    frame = FRAME.replace("PROCESSES", ", ".join(f"{owner}: {{}}" for owner in owners))
+    return frame.replace("LAST", last) + "".join((*first, *second)) + sync
 
 
 def _chain(name: str, length: int, start: str) -> Iterator[str]:

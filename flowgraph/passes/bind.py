@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.columns import Columns
+from flowgraph.passes.fitting import sole_giver
 from flowgraph.passes.move import too_late
 from flowgraph.spec.graphfile import NAME, InputDecl
 from flowgraph.spec.ports import Port
@@ -56,7 +57,9 @@ def _bind_input(graph: Graph, node: Node, port: Port, given: InputDecl, found: l
         message = f"{given.ref} gives no {port} for input {port.name!r} of hop {node.name}"
         outputs = graph.nodes[hop].spec.outputs
         gives = ", ".join(f"{p.name}: {p}" for p in outputs if p.kind != "scalars") or "nothing"
-        found.append(Diagnostic("FG109", given.place, message, f"{hop} gives {gives}"))
+        giver = sole_giver(graph, node, port)
+        help = f"read {port.name} from {giver}; " if giver else f"name a hop that gives {port}; "
+        found.append(Diagnostic("FG109", given.place, message, f"{help}{hop} gives {gives}"))
         return
     node.bindings.append(Binding(port, hop, hop, source, given))
 

@@ -8,8 +8,15 @@ from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.check_balance import check_balance, check_leaves
 from flowgraph.passes.check_budgets import check_budgets
+from flowgraph.passes.check_dims import check_dims, check_tokens
 from flowgraph.passes.check_events import check_events
-from flowgraph.passes.check_owners import check_agreement, check_lifetimes, check_owners, check_single_writer
+from flowgraph.passes.check_owners import (
+    check_agreement,
+    check_lifetimes,
+    check_owners,
+    check_single_writer,
+    check_unread_owners,
+)
 from flowgraph.passes.check_rates import (
     check_admits,
     check_capacity,
@@ -19,7 +26,7 @@ from flowgraph.passes.check_rates import (
 )
 from flowgraph.passes.check_said import check_said
 from flowgraph.passes.check_state import check_hidden, check_leaks
-from flowgraph.passes.check_types import check_dims, check_dtypes, check_maps, check_memory, check_shapes
+from flowgraph.passes.check_types import check_dtypes, check_maps, check_memory, check_shapes
 from flowgraph.passes.staleness import check_staleness
 
 CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
@@ -27,8 +34,10 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_shapes,
     check_maps,
     check_dims,
+    check_tokens,
     check_memory,
     check_owners,
+    check_unread_owners,
     check_single_writer,
     check_lifetimes,
     check_agreement,

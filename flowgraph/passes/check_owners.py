@@ -1,4 +1,4 @@
-"""FG3xx: who holds what, who writes it, and how long it lives."""
+"""FG3xx, and FG104 of `owners:`: who holds what, who writes it, and how long it lives."""
 
 from __future__ import annotations
 
@@ -73,6 +73,26 @@ def _may_have_tokenizer(graph: Graph) -> bool:
     owners = graph.file.owners.values()
     lost = any(n.owner not in graph.owners for n in graph.nodes.values()) or "owners" in graph.file.partial
     return lost or any(o.engine or o.learner or o.partial for o in owners)
+
+
+def check_unread_owners(graph: Graph) -> Iterator[Diagnostic]:
+    """FG104: a process that no hop runs in would hold what it holds for nothing, and its options change nothing."""
+    nodes = graph.nodes.values()
+    owned = {node.owner for node in nodes}
+    # What is unresolved may be its hop; a hop that names no owner has a finding, and may mean this one.
+    if graph.broken or graph.file.partial & {"hops", "owners"} or not owned <= set(graph.owners):
+        return
+    tokenizes = any(
+        p.origin == "resource" and p.detail == "tokenizer" for node in nodes for p in node.spec.params
+    )
+    for name, decl in graph.file.owners.items():
+        holds = decl.engine or decl.learner
+        unread = decl.partial or (holds and graph.owners[name].model is None)
+        if name == "driver" or name in owned or unread or (tokenizes and holds):
+            continue
+        message = f"no hop belongs to owner {name}"
+        help = f"{near(name, sorted(owned))}remove {name}: from owners:, or set owner: {name} for a hop"
+        yield Diagnostic("FG104", decl.place, message, help)
 
 
 def check_single_writer(graph: Graph) -> Iterator[Diagnostic]:

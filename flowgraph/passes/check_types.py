@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Binding, Graph, Node, collects, joins, repeats
-from flowgraph.passes.sizes import COUNTED, evaluate, rows_per_step, slots, value_bytes
+from flowgraph.passes.fitting import same_type, sole_giver
+from flowgraph.passes.sizes import COUNTED, rows_per_step, slots, value_bytes
 from flowgraph.spec.dims import Expr
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
@@ -37,23 +38,11 @@ def _counted(graph: Graph, node: Node, binding: Binding) -> str | None:
     source, port = binding.source, binding.port
     if source is None or source.kind != "value" or not port.dtype:
         return None
-    outputs = [(other, output) for other in graph.nodes.values() for output in other.spec.outputs]
-    fits = [
-        f"{n.name}.{p.name}" for n, p in outputs if n is not node and p.kind == "value" and same_type(p, port)
-    ]
-    if len(fits) == 1:
-        return f"read {port.name} from {fits[0]}"
+    if giver := sole_giver(graph, node, port):
+        return f"read {port.name} from {giver}"
     if source.dtype in port.wider:
         return f"annotate {binding.producer}.{source.name} as {port.dtype}, if that is what it counts"
     return None
-
-
-def same_type(source: Port, port: Port) -> bool:
-    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept."""
-    if port.kind == "value" and source.kind == "value":
-        fits = not source.dtype or port.dtype in ("", source.dtype, *source.wider)
-        return fits and not (port.mode == "latest" and source.mode == "event")
-    return (source.kind, source.dtype) == (port.kind, port.dtype)
 
 
 def _type(port: Port) -> str:
@@ -144,50 +133,6 @@ def check_maps(graph: Graph) -> Iterator[Diagnostic]:
                 message = f"{node.name} maps over {maps}, but gives {port.name}: {port}, which can't be split by {maps}"
                 help = f"make the first dim of {port.name} count {maps} rows, or remove maps="
                 yield Diagnostic("FG205", decl.use_place, message, help, notes)
-
-
-def check_dims(graph: Graph) -> Iterator[Diagnostic]:
-    """FG204: every dim that a port or a parameter names has a size, and no expression over them is negative."""
-    if "dims" in graph.file.partial:
-        return
-    missing: dict[str, tuple[Node, str]] = {}
-    for node in graph.nodes.values():
-        for name, user in _dims_of(node):
-            for needed in COUNTED.get(name, (name,)) if name not in graph.dims else ():
-                if needed not in graph.dims:
-                    counted = f" for {name!r}" if needed != name else ""
-                    missing.setdefault(needed, (node, f"{node.name}.{user} needs it{counted}"))
-        yield from _negative(graph, node)
-    if missing and not graph.dims:
-        message = f"the graph gives no sizes, and its hops need {', '.join(missing)}"
-        help = f"add dims: with {', '.join(f'{name}: {{mean: …, max: …}}' for name in missing)}"
-        yield Diagnostic("FG204", graph.file.place, message, help)
-        return
-    for name, (node, why) in missing.items():
-        help = f"{near(name, graph.dims)}add `{name}: {{mean: …, max: …}}` under dims:"
-        yield Diagnostic("FG204", node.place, f"dim {name!r} has no size, and {why}", help)
-
-
-def _dims_of(node: Node) -> Iterator[tuple[str, str]]:
-    """(dim, port or parameter that needs it)."""
-    for port in (*node.spec.columns, *node.spec.inputs):
-        for dim in port.shape:
-            yield from ((name, port.name) for name in sorted(dim.names))
-    for param in node.spec.params:
-        if param.origin == "dim" and param.required:
-            yield param.detail, param.name
-
-
-def _negative(graph: Graph, node: Node) -> Iterator[Diagnostic]:
-    for port in (*node.spec.columns, *node.spec.inputs):
-        for dim in port.shape:
-            try:
-                least = evaluate(dim, node.kind, graph.dims, "max")
-            except KeyError:
-                continue
-            if least < 0:
-                message = f"{node.name}.{port.name} is {port}, and {dim} is {least:g}"
-                yield Diagnostic("FG204", node.place, message, f"make the dims of {dim} larger")
 
 
 def check_memory(graph: Graph) -> Iterator[Diagnostic]:

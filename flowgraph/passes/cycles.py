@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from flowgraph.errors import Diagnostic
-from flowgraph.ir.graph import Binding, Graph
+from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.move import move
 
 
@@ -56,6 +57,7 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
                 message = f"{node.name} reads {binding.port.name} from itself"
                 help = f"read {binding.port.name} from another hop; what {node.name} gave, its state can hold"
                 yield Diagnostic("FG401", binding.decl.place, message, help)
+    cut = {id(binding) for cycle in cycles for binding in cycle.back}
     for cycle in cycles:
         first = min(cycle.back, key=lambda b: b.decl.place)
         if not any(b.decl.delay for b in cycle.back):
@@ -63,10 +65,34 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
             help = (
                 f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
             )
-            reader = graph.nodes[cycle.hops[0]]
-            if first.flows and reader.spec.facts.collect and first.port.kind != "rows":
-                help = move(graph, graph.nodes[first.via], reader)
+            if first.flows:
+                help = _forward(graph, graph.nodes[cycle.hops[0]], first, cut)
             yield Diagnostic("FG401", first.decl.place, message, help)
+
+
+def _forward(graph: Graph, reader: Node, back: Binding, cut: set[int]) -> str:
+    """What to do about rows, or a column of them, that lead back, which no delay lets them do."""
+    port, name = back.port.name, back.decl.ref.partition(".")[2] or back.port.name
+    if back.port.kind != "rows":
+        for hop in _before(graph, reader, cut):
+            if any(c.name == name for at in (hop, *_before(graph, hop, cut)) for c in at.spec.columns):
+                ref = hop.name if name == port else f"{hop.name}.{name}"
+                return f"only a version leads back; read it before {reader.name}: {port}: {ref}"
+        writer = next((n for n in graph.nodes.values() if n is not reader and n.column(name)), None)
+        if reader.spec.facts.collect and writer is not None:
+            return move(graph, writer, reader)
+    return f"only a version leads back; read {port} from a hop before {reader.name}"
+
+
+def _before(graph: Graph, node: Node, cut: set[int]) -> Iterator[Node]:
+    """The hops whose rows reach `node` but by an edge that was cut, nearest first."""
+    seen, queue = {node.name}, deque([node])
+    while queue:
+        for binding in queue.popleft().bindings:
+            if binding.via not in seen and binding.flows and id(binding) not in cut:
+                seen.add(binding.via)
+                queue.append(graph.nodes[binding.via])
+                yield graph.nodes[binding.via]
 
 
 def _is_own(graph: Graph, binding: Binding, reader: str) -> bool:

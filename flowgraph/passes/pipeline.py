@@ -12,7 +12,7 @@ from flowgraph.passes.check import check
 from flowgraph.passes.resolve import resolve
 from flowgraph.spec.graphfile import read_graph
 from flowgraph.spec.revision import read_text
-from flowgraph.spec.source import Located, read, set_path
+from flowgraph.spec.source import OPTION, Located, read, set_path
 
 # What is unreadable, unknown, refused, mistyped or circular; whatever else is said of the same place follows from it.
 CAUSES = ("FG102", "FG108", "FG109", "FG111", "FG202", "FG207", "FG401")
@@ -46,7 +46,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
         return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, help)])
     # The i-th override is line i of the file `--set`.
     options = [" ".join(one.splitlines()) for one in overrides]
-    sources = {path: text, "--set": "\n".join(options)}
+    sources = {path: text, OPTION: "\n".join(options)}
     root, found = read(path, text)
     if root is None:
         return Loaded(sources, None, None, found)

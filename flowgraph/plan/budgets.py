@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flowgraph.errors import Diagnostic
 from flowgraph.passes.sizes import COUNTED
@@ -10,16 +10,15 @@ from flowgraph.plan.bill import NOBODY, PASSING, Bill, Cost, bill
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.budgets import ARENAS, BudgetDecl
 from flowgraph.spec.dims import parse
-from flowgraph.spec.graphfile import GraphFile
 from flowgraph.spec.units import enough, size_text
 
 SHOWN = 3  # parts of a sum that is too large
 
 
-def check_budgets(file: GraphFile, plan: Plan) -> Iterator[Diagnostic]:
+def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Diagnostic]:
     """Traffic is compared by its mean a step, memory by its bound. Every name is known to be there."""
-    costs = bill(plan) if file.budgets else None
-    for budget in file.budgets:
+    costs = bill(plan) if budgets else None
+    for budget in budgets:
         assert costs is not None
         assert budget.amount is not None
         cost = cost_of(costs, budget)

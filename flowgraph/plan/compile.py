@@ -51,12 +51,18 @@ def compile_file(path: str, overrides: Sequence[str] = (), *, off: Collection[st
 
 
 def finish(loaded: Loaded, *, off: Collection[str] = ()) -> Plan | None:
-    """The plan of a graph without findings; what only the plan shows joins them. None when there are some already."""
-    if loaded.diagnostics or loaded.graph is None:
+    """The plan of a graph without findings; what only the plan shows joins them. None when there are some already.
+
+    A budget that can't be hides no other: what the rest of the graph costs is known all the same.
+    """
+    if loaded.graph is None or any(d.code != "FG503" for d in loaded.diagnostics):
         return None
     plan = compile_graph(loaded.graph, off=off)
-    loaded.diagnostics += check_budgets(loaded.graph.file, plan)
-    return plan
+    file, unsound = loaded.graph.file, {d.place for d in loaded.diagnostics}
+    sound = [b for b in file.budgets if not {b.at, b.place} & unsound]
+    found = [*loaded.diagnostics, *check_budgets(sound, plan)]
+    loaded.diagnostics = sorted(found, key=lambda d: (d.place, d.code, d.message))
+    return None if unsound else plan
 
 
 def _dump(directory: Path, made: Iterator[tuple[str, Plan]]) -> None:

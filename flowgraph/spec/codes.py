@@ -16,7 +16,7 @@ CODES: dict[str, str] = {
     "FG105": "a missing key",
     "FG106": "a value of the wrong form",
     "FG107": "what `use:` names can't be imported",
-    "FG108": "an input names no hop",
+    "FG108": "a name that no hop has",
     "FG109": "an input or output that the hop does not have",
     "FG110": "a hop lacks an input",
     "FG111": "an unknown, missing or wrong option under `with:`",

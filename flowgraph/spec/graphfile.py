@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -21,11 +22,14 @@ from flowgraph.spec.form import (
     RunDecl,
     kinds,
 )
-from flowgraph.spec.reader import Reader, shown
-from flowgraph.spec.source import Located
+from flowgraph.spec.reader import Reader, closest, shown
+from flowgraph.spec.source import OPTION, Located
 
 FILE_NAME = re.compile(r"[\w-][\w.-]{0,99}")
 NAME = re.compile(r"[^\W\d][\w-]*")
+# How many rows of these there are is the same each time; how many of those follows.
+WHOLE = ("group", "sample")
+MADE = {"trajectory": "a step has group*sample of them", "step": "it is one row"}
 
 
 class InputDecl(msgspec.Struct):
@@ -112,6 +116,7 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
     owners |= {
         key: _owner(reader, key, node, top["owners"].keys[key]) for key, node in sections["owners"].items()
     }
+    known = sections["hops"] if "hops" not in partial and all(map(NAME.fullmatch, sections["hops"])) else ()
     graph = GraphFile(
         name=name,
         file=file,
@@ -119,8 +124,11 @@ def read_graph(file: str, root: Located) -> tuple[GraphFile, list[Diagnostic]]:
         dims={key: _size(reader, key, node) for key, node in sections["dims"].items()},
         dim_places={key: node.place for key, node in sections["dims"].items()},
         owners=owners,
-        hops={key: _hop(reader, key, node, top["hops"].keys[key]) for key, node in sections["hops"].items()},
-        run=_run(reader, top["run"]) if "run" in top else RunDecl(),
+        hops={
+            key: _hop(reader, key, node, top["hops"].keys[key], sections["hops"])
+            for key, node in sections["hops"].items()
+        },
+        run=_run(reader, top["run"], known) if "run" in top else RunDecl(),
         models=reader.convert(top["models"], dict[str, ModelLock], "models", {}) if "models" in top else {},
         place=root.place,
         budgets=tuple(read_budgets(reader, top.get("budgets"))),
@@ -148,6 +156,15 @@ def _size(reader: Reader, name: str, node: Located) -> Size:
         help = f"give 0 <= mean <= max and 1 <= max <= {MANY}"
         reader.error("FG106", node.place, f"{what} has mean {size.mean:g} and max {size.max:g}", help)
         size = Size(1, 1)
+    if name in WHOLE and size.mean != size.max:
+        message = f"{what} has mean {size.mean:g} and max {size.max:g}, and the ring always makes as many"
+        reader.error(
+            "FG106", node.place, message, f"write {name}: {size.max}, which is how many there always are"
+        )
+        size = Size(size.max, size.max)
+    if name in MADE:
+        message = f"{what} can't be given: {MADE[name]}"
+        reader.error("FG106", node.place, message, f"remove {name}: from dims:")
     return size
 
 
@@ -155,6 +172,17 @@ def _named(reader: Reader, what: str, name: str, place: Place) -> None:
     if not NAME.fullmatch(name):
         help = "use letters, digits, - and _, and a letter first"
         reader.error("FG106", place, f"{what} name {name[:40]!r} can't be referred to", help)
+
+
+def _ref(reader: Reader, node: Located, what: str, help: str) -> str:
+    """A name, or names with dots between; "" for what could not be read, and so always with a finding."""
+    ref: str = reader.convert(node, str, what, "")
+    if all(ref.split(".")):
+        return ref
+    if not node.unread and isinstance(node.value, str):
+        problem = f"has an empty name: {shown(node)}" if ref else "is empty"
+        reader.error("FG106", node.place, f"{what} {problem}", help)
+    return ""
 
 
 def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
@@ -174,25 +202,26 @@ def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     return out
 
 
-def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
+def _hop(reader: Reader, name: str, node: Located, place: Place, hops: Collection[str]) -> HopDecl:
     _named(reader, "hop", name, place)
     what = f"hops.{name}"
-    needed = {"use": "add `use:` with an import path such as hops.reward.score"}
+    # An override of a hop that is not there makes one.
+    meant = closest(name, [other for other in hops if other != name]) if place.file == OPTION else None
+    hint = f"did you mean hops.{meant}? " if meant else ""
+    needed = {"use": f"{hint}add `use:` with an import path such as hops.reward.score"}
     record = reader.record(node, what, kinds(HopForm), needed, at=place)
     keys, partial = record.values, set(record.unsure)
     out = HopDecl(name, place, "", place, {}, config=keys.get("with"))
     if "use" in keys:
-        out.use, out.use_place = reader.convert(keys["use"], str, f"{what}.use", ""), keys["use"].place
+        out.use, out.use_place = _ref(reader, keys["use"], f"{what}.use", needed["use"]), keys["use"].place
     for key in ("in", "with"):
         values, whole = reader.section(keys.get(key), f"{what}.{key}")
         partial |= set() if whole else {key}
         for port, value in values.items() if key == "in" else ():
             out.inputs[port] = _input(reader, f"{what}.in.{port}", port, value, keys["in"].keys[port])
     if "owner" in keys:
-        out.owner, out.owner_place = (
-            reader.convert(keys["owner"], str, f"{what}.owner", None),
-            keys["owner"].place,
-        )
+        help = f"write the name of an owner, or remove {what}.owner"
+        out.owner, out.owner_place = _ref(reader, keys["owner"], f"{what}.owner", help), keys["owner"].place
     if "capacity" in keys:
         out.capacity_place = keys["capacity"].place
         out.capacity = reader.convert(keys["capacity"], Count, f"{what}.capacity", None)
@@ -203,7 +232,7 @@ def _hop(reader: Reader, name: str, node: Located, place: Place) -> HopDecl:
 def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> InputDecl:
     out = InputDecl(port, "", node.place, at)
     if isinstance(node.value, str):
-        out.ref = "" if node.partial else node.value
+        out.ref = _ref(reader, node, what, f"write {port}: and the hop that it comes from, or hop.column")
         return out
     if not isinstance(node.value, dict) and node.unread:
         return out
@@ -217,7 +246,7 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
     record = reader.record(node, what, kinds(InputForm), needed)
     keys = record.values
     if "from" in keys:
-        out.ref, out.place = reader.convert(keys["from"], str, f"{what}.from", ""), keys["from"].place
+        out.ref, out.place = _ref(reader, keys["from"], f"{what}.from", needed["from"]), keys["from"].place
     # What can't be read is taken as what has no findings of its own.
     out.delay = 1 if "delay" in record.unsure else 0
     out.unsure = "max_lag" in record.unsure
@@ -231,9 +260,18 @@ def _input(reader: Reader, what: str, port: str, node: Located, at: Place) -> In
     return out
 
 
-def _run(reader: Reader, node: Located) -> RunDecl:
+def _run(reader: Reader, node: Located, hops: Collection[str]) -> RunDecl:
+    """`run:`. hops: those that there are; none when that can't be told."""
     out = RunDecl()
     types = kinds(RunDecl)
-    for key, value in reader.record(node, "run", types).values.items():
+    values = reader.record(node, "run", types).values
+    for key, value in values.items():
         setattr(out, key, reader.convert(value, types[key], f"run.{key}", getattr(out, key)))
+    for name, item in zip(out.show, values["show"].value if out.show else (), strict=True):
+        hop, dot, metric = name.partition(".")
+        if dot and hops and hop not in hops:
+            meant = closest(hop, hops)
+            hint = f"did you mean {meant}.{metric}? " if meant else ""
+            message = f"run.show names {name}, and there is no hop {hop!r}"
+            reader.error("FG108", item.place, message, f"{hint}hops: {', '.join(hops)}")
     return out

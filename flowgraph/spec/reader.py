@@ -45,7 +45,8 @@ def guess(given: Iterable[str], known: Iterable[str], needed: Iterable[str] = ()
 
 def suggest(name: str, meant: Mapping[str, str], what: str, known: Iterable[str]) -> str:
     """The help line for an unknown name."""
-    hint = f"did you mean {meant[name]}? " if name in meant else ""
+    known = list(known)
+    hint = f"did you mean {meant[name]}? " if name in meant else near(name, known)
     return f"{hint}{what}: {', '.join(known) or 'none'}"
 
 

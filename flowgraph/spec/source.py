@@ -199,6 +199,7 @@ def _number(value: float, text: str, place: Place, found: list[Diagnostic]) -> f
 
 # --- overrides -------------------------------------------------------------------------------------------------
 
+OPTION = "--set"  # the file that the places of overrides are in
 SEGMENT = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^.="']+?))\s*([.=])""")
 
 
@@ -220,7 +221,7 @@ def set_path(root: Located, assignment: str, line: int = 1) -> list[Diagnostic]:
     A name with a dot or an equals sign is quoted. Places have the file `--set` and the number of the option as line.
     """
     path = split_path(assignment)
-    place = Place("--set", line, 1, max(1, len(assignment)))
+    place = Place(OPTION, line, 1, max(1, len(assignment)))
     if path is None:
         return [
             Diagnostic("FG105", place, f"{assignment!r} is no path=value", "write e.g. --set run.steps=10")
@@ -228,10 +229,10 @@ def set_path(root: Located, assignment: str, line: int = 1) -> list[Diagnostic]:
     names, start = path
     # Padding puts every mark of the value where it stands in the option.
     text = assignment[start:]
-    node, found = read("--set", "\n" * (line - 1) + " " * start + (text if text.strip() else '""'))
+    node, found = read(OPTION, "\n" * (line - 1) + " " * start + (text if text.strip() else '""'))
     if node is None:
         return found
-    key = Place("--set", line, 1, max(1, start - 1))
+    key = Place(OPTION, line, 1, max(1, start - 1))
     at = root
     for i, name in enumerate(names):
         if at.value is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from jaxtyping import Float, Float32, Int32, Int64, UInt64
 
-from flowgraph import Array, Dim, Json, Latest, Learner, Row, Rows, Seam, Tensors, effect, fold, hop
+from flowgraph import Array, Below, Dim, Json, Latest, Learner, Row, Rows, Seam, Tensors, effect, fold, hop
 
 
 class State(msgspec.Struct):
@@ -149,4 +149,9 @@ def table(key: UInt64[Array, "trajectory"]) -> Float32[Array, "prompt"]:
 
 @hop(lifetime="step")
 def makes_up(key: UInt64[Array, "trajectory"]) -> Float32[Array, "k"]:
+    raise NotImplementedError
+
+
+@hop(lifetime="step")
+def bounded(key: UInt64[Array, "trajectory"]) -> Annotated[Int32[Array, "trajectory"], Below("vocb")]:
     raise NotImplementedError

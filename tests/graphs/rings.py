@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from flowgraph import Array, Json, Latest, Rows, Scalars, Text, fold, hop
+from flowgraph import Array, Below, Json, Latest, Rows, Scalars, Text, fold, hop
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import load
 from flowgraph.spec.dims import Size
@@ -114,10 +114,15 @@ def _file(ring: Ring) -> dict[str, Any]:
     hops["buffer"] = {"use": "hops.buffer.ready", "in": pooled}
     hops["batch"] = {"use": "hops.batch.oldest_first", "in": {"ready": "buffer"}}
     hops |= {one.name: _declared(one) for one in ring.hops if one.rows == "step"}
+    owners = {one.owner for one in ring.hops} - {"driver", None}
+    bounds = [
+        fact.bound for one in ring.hops for c in one.gives for fact in c.facts if isinstance(fact, Below)
+    ]
+    sizes = {name: s for name, s in ring.dims.items() if name != "vocab" or name in bounds}
     return {
         "graph": "random",
-        "dims": {name: {"mean": size.mean, "max": size.max} for name, size in ring.dims.items()},
-        "owners": {"rollout": {}, "trainer": {}, "third": {}},
+        "dims": {name: {"mean": size.mean, "max": size.max} for name, size in sizes.items()},
+        "owners": {owner: {} for owner in ("rollout", "trainer", "third") if owner in owners},
         "hops": hops,
         "run": {"steps": ring.steps, "seed": 1, "deadline": 20},
     }

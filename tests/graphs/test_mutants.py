@@ -29,6 +29,10 @@ def answer(path: Path, text: str, overrides: tuple[str, ...] = ()) -> Loaded:
         assert loaded.graph is not None
         assert not loaded.graph.broken
         assert from_json(to_json(plan)) == plan
+    if loaded.graph is not None and loaded.graph.broken:
+        assert loaded.diagnostics, (
+            f"{sorted(loaded.graph.broken)} can't be resolved, and nothing is said of them"
+        )
     for d in loaded.diagnostics:
         assert d.code in CODES
         assert d.message
@@ -122,6 +126,24 @@ def test_any_override_has_findings_or_compiles(overrides: list[str], tmp_path: P
 )
 def test_a_hostile_file_has_findings(text: str, tmp_path: Path) -> None:
     assert answer(tmp_path / "graph.yaml", text).diagnostics
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        'hops.reward.in.tokens=""',
+        "hops.reward.in.tokens=",
+        'hops.reward.in.tokens={from: ""}',
+        'hops.reward.in.tokens={from: "", every: 2}',
+        "hops.reward.in.tokens=batch.",
+        "hops.reward.in.tokens=.tokens",
+        'hops.reward.use=""',
+        'hops.reward.owner=""',
+    ],
+)
+def test_an_empty_name_is_a_finding_where_it_stands(override: str, tmp_path: Path) -> None:
+    found = answer(tmp_path / "graph.yaml", GRAPHS["tests/runtime/toy.yaml"], (override,)).diagnostics
+    assert [(d.code, d.place.file) for d in found] == [("FG106", "--set")]
 
 
 @pytest.mark.parametrize("name", ["", "no\0name", "/", "missing.yaml"])

@@ -184,5 +184,5 @@ def test_what_is_printed_can_be_read_again(number: int, unit: str) -> None:
 
 
 def test_what_no_hop_uses_costs_nothing() -> None:
-    budgets = "budgets={spare: [0 B/step, 0 B], in process: 20 KB/step}"
-    assert "spare" not in compile_file(GRAPH, ["owners.spare={}", budgets]).owners
+    plan = compile_file(GRAPH, ["budgets={in process: 0 B/step}"])
+    assert "in process" not in bill(plan).transports

@@ -128,7 +128,7 @@ def test_a_ring_in_one_process_crosses_no_process(toy: Census) -> None:
     owners = {
         f"hops.{hop}.owner=driver" for hop in ("rollout", "reward", "advantage", "train", "sync", "eval")
     }
-    alone = census(compile_file(TOY, sorted(owners)))
+    alone = census(compile_file(TOY, ["owners={}", *sorted(owners)]))
     assert "process" in {b for s in toy.states for b in s.crosses}
     assert "process" not in {b for s in alone.states for b in s.crosses}
     assert alone.complexity < toy.complexity

@@ -12,6 +12,8 @@ from flowgraph.passes.sizes import dim_values, rows_per_step
 from flowgraph.spec.dims import Size, parse
 from tests.unit.graphs import RING, SMALL, codes, loaded, span
 
+RUNS = Path(__file__).parents[1] / "runtime/toy.yaml"
+
 
 @pytest.mark.parametrize(
     ("dim", "joined", "offsets"),
@@ -63,6 +65,69 @@ def test_a_cycle_written_in_any_order_is_cut_where_the_version_is_read(tmp_path:
 
 def test_a_hop_that_reads_itself_is_a_cycle(tmp_path: Path) -> None:
     assert codes(tmp_path, RING.replace("score: count", "score: total")) == ["FG401 total"]
+
+
+CHECKED_EARLY = (
+    "hops.reward.in={tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
+    "hops.buffer.in.trajectory=reward",
+    "hops.dispatch.in.finished=reward",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hops.rollout.in.prompt=advantage"], "read it before rollout: prompt: dispatch"),
+        (
+            ["hops.rollout.in.prompt=advantage.advantages"],
+            "only a version leads back; read prompt from a hop before rollout",
+        ),
+        (
+            ["hops.buffer.in.trajectory=reward"],
+            "only a version leads back; read trajectory from a hop before buffer",
+        ),
+        (["hops.batch.in.score=batch"], "move reward before buffer"),
+        ([*CHECKED_EARLY, "hops.batch.in.score=batch"], "read it before batch: score: buffer"),
+    ],
+)
+def test_rows_that_lead_back_are_read_where_they_come_from(overrides: list[str], expected: str) -> None:
+    (found,) = load(str(RUNS), overrides).diagnostics
+    assert found.code == "FG401"
+    assert expected in found.help
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("hops.dispatch.in.version=train", "read version from sync; train gives "),
+        ("hops.dispatch.in.free=train", "read free from buffer; train gives "),
+        ("hops.batch.in.ready=sync", "read ready from buffer; sync gives "),
+        ("hops.buffer.in.trajectory=dataset", "name a hop that gives trajectory rows; dataset gives "),
+    ],
+)
+def test_a_hop_that_gives_no_such_thing_is_told_from_the_one_that_does(override: str, expected: str) -> None:
+    (found,) = load(str(RUNS), [override]).diagnostics
+    assert found.code == "FG109"
+    assert found.help.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("hops.rolout.in.key=dispatch", "hops.rollout"),
+        ("hop.rollout.in.key=dispatch", "hops"),
+        ("hops.rollout.inn.key=dispatch", "in"),
+        ("hops.rollout.in.promt=dispatch", "prompt"),
+        ("hops.rollout.with.jiter=1", "jitter"),
+        ("run.step=5", "steps"),
+        ("dims.promt=5", "prompt"),
+        ("owners.trainr.threads=2", "trainer"),
+    ],
+)
+def test_an_override_of_nothing_is_told_what_is_there(override: str, meant: str) -> None:
+    first, *_ = load(str(RUNS), [override]).diagnostics
+    assert first.place.file == "--set"
+    assert first.help.startswith(f"did you mean {meant}? ")
 
 
 def test_rows_can_not_be_delayed(tmp_path: Path) -> None:
@@ -121,7 +186,7 @@ def test_a_pool_holds_at_least_one_batch(tmp_path: Path, places: int, expected: 
     assert codes(tmp_path, hops) == expected
 
 
-TOY = (Path(__file__).parents[1] / "runtime/toy.yaml").read_text()
+TOY = RUNS.read_text()
 AFTER = "in: { tokens: batch, leaf_offsets: batch, ground_truth: batch }"
 BEFORE = AFTER.replace("batch", "rollout")
 FINISHED = ("finished: rollout", "finished: reward")

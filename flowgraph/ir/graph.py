@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -126,6 +126,17 @@ class Graph(msgspec.Struct):
     def with_nodes(self, changed: Mapping[str, Node]) -> Graph:
         """This graph with some of its nodes replaced, in the same order."""
         return msgspec.structs.replace(self, nodes={**self.nodes, **changed})
+
+    def rewired(self, choose: Callable[[Node], Mapping[str, Wire]]) -> Graph:
+        """This graph with other wires. choose: hop → column → what becomes of it now; the rest stays."""
+        chosen = {name: choose(node) for name, node in self.nodes.items()}
+        return self.with_nodes(
+            {
+                name: msgspec.structs.replace(node, wires={**node.wires, **chosen[name]})
+                for name, node in self.nodes.items()
+                if chosen[name]
+            }
+        )
 
     def by_column(self) -> dict[tuple[str, str], list[tuple[Node, Binding]]]:
         """(hop, column) → who reads it, in file order."""

@@ -21,18 +21,18 @@ def encode(graph: Graph) -> Graph:
 
 def _form(graph: Graph) -> Graph:
     read = graph.by_column()
-    changed = {}
-    for node in graph.nodes.values():
-        wires = dict(node.wires)
+
+    def formed(node: Node) -> dict[str, Wire]:
+        wires: dict[str, Wire] = {}
         for port in node.spec.columns:
             wire = node.wire(port.name)
             form = _fitting(graph, node, port) if wire.written and wire.form is None else None
             readers = [reader for reader, _ in read.get((node.name, port.name), ())]
             if form is not None and pays(graph, node, port, Wire(form=form), readers):
                 wires[port.name] = Wire(form=form)
-        if wires != node.wires:
-            changed[node.name] = msgspec.structs.replace(node, wires=wires)
-    return graph.with_nodes(changed)
+        return wires
+
+    return graph.rewired(formed)
 
 
 def _fitting(graph: Graph, node: Node, port: Port) -> Form | None:

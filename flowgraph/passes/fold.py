@@ -38,9 +38,9 @@ def _shared(graph: Graph, node: Node, binding: Binding) -> Binding:
 
 def _per_row(graph: Graph) -> Graph:
     read = graph.by_column()
-    changed = {}
-    for node in graph.nodes.values():
-        wires = dict(node.wires)
+
+    def folded(node: Node) -> dict[str, Wire]:
+        wires: dict[str, Wire] = {}
         taken: set[str] = set()  # what forms take stays as it is, so that no two take each other
         for port in node.spec.columns:
             wire = _folded(node, port) if port.name not in taken else None
@@ -48,9 +48,9 @@ def _per_row(graph: Graph) -> Graph:
             if wire is not None and readers and pays(graph, node, port, wire, readers):
                 wires[port.name] = wire
                 taken.update(ports_of(wire.form))
-        if wires != node.wires:
-            changed[node.name] = msgspec.structs.replace(node, wires=wires)
-    return graph.with_nodes(changed)
+        return wires
+
+    return graph.rewired(folded)
 
 
 def _folded(node: Node, port: Port) -> Wire | None:

@@ -7,21 +7,21 @@ import msgspec
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.sizes import evaluate, smallest_unsigned
 from flowgraph.spec.dims import parse
+from flowgraph.spec.forms import Wire
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import Below, dtype_of
 
 
 def narrow(graph: Graph) -> Graph:
-    changed = {}
-    for node in graph.nodes.values():
-        wires = dict(node.wires)
-        for port in node.spec.columns:
-            dtype = _narrower(graph, node, port)
-            if dtype is not None:
-                wires[port.name] = msgspec.structs.replace(node.wire(port.name), dtype=dtype)
-        if wires != node.wires:
-            changed[node.name] = msgspec.structs.replace(node, wires=wires)
-    return graph.with_nodes(changed)
+    def narrowed(node: Node) -> dict[str, Wire]:
+        found = {port.name: _narrower(graph, node, port) for port in node.spec.columns}
+        return {
+            name: msgspec.structs.replace(node.wire(name), dtype=dtype)
+            for name, dtype in found.items()
+            if dtype
+        }
+
+    return graph.rewired(narrowed)
 
 
 def _narrower(graph: Graph, node: Node, port: Port) -> str | None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from flowgraph.ir.graph import Graph
+from flowgraph.ir.graph import Graph, Node
+from flowgraph.spec.forms import Wire
 
 
 def project(graph: Graph) -> Graph:
     read = graph.by_column()
-    changed = {}
-    for node in graph.nodes.values():
-        unread = [c.name for c in node.spec.columns if (node.name, c.name) not in read]
-        if unread:
-            wires = node.wires | {
-                name: msgspec.structs.replace(node.wire(name), written=False) for name in unread
-            }
-            changed[node.name] = msgspec.structs.replace(node, wires=wires)
-    return graph.with_nodes(changed)
+
+    def unread(node: Node) -> dict[str, Wire]:
+        names = [c.name for c in node.spec.columns if (node.name, c.name) not in read]
+        return {name: msgspec.structs.replace(node.wire(name), written=False) for name in names}
+
+    return graph.rewired(unread)

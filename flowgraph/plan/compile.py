@@ -9,7 +9,7 @@ from pathlib import Path
 from flowgraph.errors import CheckError, FlowgraphError
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import Loaded, load
-from flowgraph.passes.rewrite import PASSES, SOURCE, stages
+from flowgraph.passes.rewrite import PASSES, SOURCE, rewrite, stages
 from flowgraph.plan.budgets import check_budgets
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
@@ -26,11 +26,8 @@ def compile_graph(graph: Graph, *, off: Collection[str] = (), verify: bool = Fal
     """
     if directory := os.environ.get(DUMP):
         _dump(Path(directory), plans(graph, off=off))
-    passes = []
-    for name, after in stages(graph, off):
-        passes += [name] if name != SOURCE else []
-        graph = after
-    return lower(graph, passes, verify=verify)
+    on = [name for name in PASSES if name not in off]
+    return lower(rewrite(graph, off), on, verify=verify)
 
 
 def plans(graph: Graph, *, off: Collection[str] = ()) -> Iterator[tuple[str, Plan]]:

@@ -27,7 +27,7 @@ def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -
     before = triggers(graph)
     fires = every(graph)
     known = frozenset(graph.by_column())
-    groups = _groups(graph)
+    groups = _groups(graph, before)
     hops = {
         name: _hop(graph, node, known, before[name], groups.get(node.group, ()), fires[name])
         for name, node in graph.nodes.items()
@@ -49,7 +49,7 @@ def lower(graph: Graph, passes: Collection[str] = (), *, verify: bool = False) -
     )
 
 
-def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
+def _groups(graph: Graph, before: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Head → the hops that fire with it, each after those that it waits for: file order will not do."""
     members: dict[str, list[str]] = {}
     for node in graph.nodes.values():
@@ -57,7 +57,7 @@ def _groups(graph: Graph) -> dict[str, tuple[str, ...]]:
             members.setdefault(node.group, []).append(node.name)
     if not members:
         return {}
-    place = {name: i for i, name in enumerate(in_order(triggers(graph)))}
+    place = {name: i for i, name in enumerate(in_order(before))}
     return {head: tuple(sorted(names, key=place.__getitem__)) for head, names in members.items()}
 
 

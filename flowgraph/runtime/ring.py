@@ -264,7 +264,8 @@ class Ring:
             if self.plan.verify:
                 writing.verify(hop, fields)
             # Where no column has a place too: its sizes are what folds see of the row.
-            sizes, wrote = writing.write(hop, fields, self.local.views["driver"], lease)
+            given = writing.checked(hop, hop.checked, fields)
+            sizes, wrote = writing.write(hop, fields, given, self.local.views["driver"], lease)
             self.meter.count(hop, {}, wrote, {})
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in parents]

@@ -174,9 +174,10 @@ class Worker:
         try:
             if self.plan.verify:
                 writing.verify(hop, outputs, read)
-            sizes, wrote = writing.write(hop, outputs, self.views[hop.owner], lease, omit, read)
+            given = writing.checked(hop, hop.checked, outputs, read.sizes)
+            sizes, wrote = writing.write(hop, outputs, given, self.views[hop.owner], lease, omit, read)
             if hop.group:
-                handed |= writing.hand_on(hop, outputs, read.sizes)
+                handed |= writing.hand_on(hop, given)
         except PromiseBroken as error:
             error.member = member_of(error, self.plan, hop, {**read.values, **outputs}, fire.leaves)
             raise

@@ -6,7 +6,7 @@ What is written must be of the port's exact dtype and rank and fit its bound.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,20 @@ from flowgraph.spec.forms import Bits
 from flowgraph.spec.types import dtype_of
 
 
+class Checked(NamedTuple):
+    """Outputs of one hop as what would be stored of them, by column, and the sizes that they bind."""
+
+    raw: dict[str, Any]
+    sizes: dict[str, int]
+
+
 def checked(
     hop: Hop,
     columns: Iterable[Column],
     values: Mapping[str, Any],
     known: Mapping[str, int] | None = None,
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """These outputs as what would be stored of them, and the sizes that they bind.
+) -> Checked:
+    """These outputs, checked against their ports.
 
     known: sizes of dims in what the hop read, which its outputs must have too
     Raises PayloadError naming hop, column, what it is and what it should be; PromiseBroken for integers out of range.
@@ -41,12 +48,13 @@ def checked(
         elif column.shape:
             _bind(hop, column, (len(values[column.name]),), sizes)
     agree(hop.name, sizes)
-    return raw, sizes
+    return Checked(raw, sizes)
 
 
 def write(
     hop: Hop,
     values: Mapping[str, Any],
+    given: Checked,
     view: memoryview,
     lease: int,
     omit: Collection[str] = (),
@@ -54,10 +62,10 @@ def write(
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Write every column that has a place into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
-    lease: any, where no column has a place
+    given: the values that somebody gets, checked; lease: any, where no column has a place
     inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
-    raw, sizes = checked(hop, hop.checked, values, inputs.sizes if inputs else None)
+    raw, sizes = dict(given.raw), dict(given.sizes)
     env = {**(inputs.values if inputs else {}), **values}
     for column in hop.written:
         if column.kind == "tensors":
@@ -90,14 +98,13 @@ def verify(hop: Hop, values: Mapping[str, Any], inputs: Inputs | None = None) ->
         wire.verify(hop.name, hop.column(name), value, env)
 
 
-def hand_on(hop: Hop, values: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, Any]:
+def hand_on(hop: Hop, given: Checked) -> dict[str, Any]:
     """ "hop.column" → value for hops of the same group: checked, read-only, and laid out as it would be after crossing,
     because what a hop computes may depend on the order in memory. What is no array stays encoded: each decodes its own.
     """
-    raw, _ = checked(hop, hop.checked, values, known)
     out: dict[str, Any] = {}
     for column in (c for c in hop.checked if c.kind != "tensors"):
-        value = raw[column.name]
+        value = given.raw[column.name]
         if column.kind == "array":
             value = np.asarray(value, order="C").view()
             value.flags.writeable = False

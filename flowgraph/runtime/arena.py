@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,17 @@ def create(plan: Plan) -> dict[str, int]:
         os.ftruncate(fd, max(owner.arena_bytes, mmap.PAGESIZE))
         fds[name] = fd
     return fds
+
+
+@contextmanager
+def arenas(plan: Plan) -> Iterator[dict[str, int]]:
+    """The memfds of `create` for as long as a run lasts: the kernel frees the memory with the last descriptor."""
+    fds = create(plan)
+    try:
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
 
 
 def _available(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import traceback
@@ -19,7 +18,7 @@ from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import create
+from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import Executor, InProcess, Processes, refuse_within_loop
 from flowgraph.runtime.firing import error_of
 from flowgraph.runtime.messages import Failed, Save, Saved
@@ -79,7 +78,7 @@ def run_graph(
     began = time.monotonic()
     if executor == "inproc":
         refuse_within_loop()
-    with _sigterm_as_interrupt(), _arenas(plan) as fds:
+    with _sigterm_as_interrupt(), arenas(plan) as fds:
         run_dir = RunDir(Path(runs), plan.graph)
         run_dir.graph(resolved, plan)
         if diagram is not None:
@@ -143,16 +142,6 @@ def _check_lock(graph: Graph, models: dict[str, ModelDir]) -> None:
                 f"{name} has sha256 {models[name].sha256}, and the graph insists on {lock.sha256}",
                 f"fetch {lock.source}, or remove {name} under models:",
             )
-
-
-@contextmanager
-def _arenas(plan: Plan) -> Iterator[dict[str, int]]:
-    fds = create(plan)
-    try:
-        yield fds
-    finally:
-        for fd in fds.values():
-            os.close(fd)
 
 
 @contextmanager

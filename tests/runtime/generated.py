@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Column, Hop, Plan
 from flowgraph.runtime import executors
 from flowgraph.runtime import ring as driver
-from flowgraph.runtime.arena import create
+from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.worker import Worker
@@ -212,13 +211,3 @@ def run_generated(graph: Graph, paths: Mapping[str, str]) -> Ring:
         finally:
             executor.stop(0)
     return ring
-
-
-@contextmanager
-def arenas(plan: Plan) -> Iterator[dict[str, int]]:
-    fds = create(plan)
-    try:
-        yield fds
-    finally:
-        for fd in fds.values():
-            os.close(fd)

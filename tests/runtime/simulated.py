@@ -18,13 +18,13 @@ from flowgraph import Dim, Dropped, Event, Latest, Row, Rows, Run, fold
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import map_all
+from flowgraph.runtime.arena import arenas, map_all
 from flowgraph.runtime.executors import worker_owners
 from flowgraph.runtime.messages import Fire, FromWorker, ToWorker
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.worker import Worker
 from hops.dispatch import Dispatched, InFlight, _room, watermark
-from tests.runtime.generated import GeneratedWorker, Observed, arenas, generating
+from tests.runtime.generated import GeneratedWorker, Observed, generating
 from tests.runtime.harness import TOY
 
 Duration = Callable[[str], float]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_graph
-from flowgraph.runtime.arena import create
+from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
 from tests.runtime.harness import TOY, metrics, only_run, run_toy, steps, summary
@@ -36,15 +36,15 @@ def run_inproc(*overrides: str) -> tuple[Ring, Collector]:
     assert not loaded.diagnostics, loaded.diagnostics
     assert loaded.graph is not None
     plan = compile_graph(loaded.graph)
-    fds = create(plan)
     collector, executor = Collector(), InProcess()
-    ring = Ring(plan, executor, {}, fds, collector)
-    try:
-        executor.start(plan, {}, fds)
-        ring.start()
-        ring.run()
-    finally:
-        executor.stop(0)
+    with arenas(plan) as fds:
+        ring = Ring(plan, executor, {}, fds, collector)
+        try:
+            executor.start(plan, {}, fds)
+            ring.start()
+            ring.run()
+        finally:
+            executor.stop(0)
     return ring, collector
 
 

@@ -82,10 +82,7 @@ def compile(
         >>> plan.dims["group"].max, plan.hops["reward"].owner
         (16, 'trainer')
     """
-    if isinstance(graph, Graph):
-        _none(overrides)
-        return compile_graph(_sound(graph, check(graph), {}), off=passes_off(no_pass))
-    return compile_graph(_whole(_loaded(graph, overrides)), off=passes_off(no_pass))
+    return compile_graph(_given(graph, overrides), off=passes_off(no_pass))
 
 
 def explain(
@@ -98,8 +95,7 @@ def explain(
         >>> found = flowgraph.explain("graphs/quickstart.yaml")
         >>> [(s.name, round(s.driver)) for s in found.stages]
     """
-    whole = _sound(graph, check(graph), {}) if isinstance(graph, Graph) else _whole(_loaded(graph, overrides))
-    return explaining.explain(plans(whole, off=passes_off(no_pass)))
+    return explaining.explain(plans(_given(graph, overrides), off=passes_off(no_pass)))
 
 
 def draw(
@@ -226,6 +222,14 @@ def passes_off(names: Collection[str]) -> Collection[str]:
 def _none(overrides: Overrides) -> None:
     if overrides:
         raise ValueError("overrides are applied when a file is read; give them to flowgraph.load")
+
+
+def _given(graph: File | Loaded | Graph, overrides: Overrides) -> Graph:
+    """The graph of whatever form it is given in, when nothing keeps it from having a plan."""
+    if isinstance(graph, Graph):
+        _none(overrides)
+        return _sound(graph, check(graph), {})
+    return _whole(_loaded(graph, overrides))
 
 
 def _loaded(graph: File | Loaded, overrides: Overrides, no_pass: Collection[str] = ()) -> Loaded:

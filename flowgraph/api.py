@@ -28,6 +28,7 @@ from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.plan.compile import compile_graph, finish, plans
 from flowgraph.plan.measured import Measured, read_measured
+from flowgraph.plan.naive import naive_plan
 from flowgraph.plan.plan import Plan
 from flowgraph.report import audit as auditing
 from flowgraph.report import diff as differing
@@ -99,31 +100,41 @@ def explain(
 
 
 def draw(
-    graph: File | Loaded | Graph | Plan, format: Format = "svg", *, measured: Measured | File | None = None
+    graph: File | Loaded | Graph | Plan,
+    format: Format = "svg",
+    *,
+    measured: Measured | File | None = None,
+    no_pass: Collection[str] = (),
 ) -> Diagram:
     """The data-flow diagram: a text that a notebook shows as a picture.
 
     format: "svg" or "mermaid"; measured: a run's directory, whose bytes stand beside the predicted ones
+    What the passes save is shown of a graph, and is not known of a plan.
     Raises as `compile` does; ValueError for another format, and for a run of another graph.
 
         >>> pathlib.Path("ring.svg").write_text(flowgraph.draw("graphs/quickstart.yaml"))
     """
-    plan = _plan(graph)
-    return drawing.draw(plan, format=format, measured=_measured(measured, plan))
+    plan, priced = _priced(graph, measured, no_pass)
+    return drawing.draw(plan, priced, format=format)
 
 
-def audit(graph: File | Loaded | Graph | Plan, measured: Measured | File | None = None) -> Audit:
+def audit(
+    graph: File | Loaded | Graph | Plan,
+    measured: Measured | File | None = None,
+    *,
+    no_pass: Collection[str] = (),
+) -> Audit:
     """What every seam costs in bytes a step, ranked; its text is the table of `flowgraph audit`.
 
     measured: a run's directory, whose bytes stand beside the predicted ones
+    Of a graph it also says what each pass saves, and what a single controller would carry; of a plan neither is known.
     Raises as `compile` does; ValueError for a run of another graph, and for one that measured nothing.
 
         >>> found = flowgraph.audit("graphs/quickstart.yaml", done.directory)
-        >>> [(s.source, s.reader) for s in found.seams if s.exceeds]
+        >>> [(s.source, s.reader) for s in found.seams if s.exceeds or s.off]
         []
     """
-    plan = _plan(graph)
-    return auditing.audit(plan, _measured(measured, plan))
+    return _priced(graph, measured, no_pass)[1]
 
 
 def diff(before: File | Loaded | Graph | Plan, after: File | Loaded | Graph | Plan) -> Difference:
@@ -261,6 +272,19 @@ def _sound(graph: Graph | None, found: list[Diagnostic], sources: dict[str, str]
 
 def _plan(graph: File | Loaded | Graph | Plan) -> Plan:
     return graph if isinstance(graph, Plan) else compile(graph)
+
+
+def _priced(
+    graph: File | Loaded | Graph | Plan, measured: Measured | File | None, no_pass: Collection[str]
+) -> tuple[Plan, Audit]:
+    """A plan and its audit, with what only the graph tells when there is one."""
+    if isinstance(graph, Plan):
+        return graph, auditing.audit(graph, _measured(measured, graph))
+    whole = _given(graph, ())
+    stages = list(plans(whole, off=passes_off(no_pass)))
+    plan = stages[-1][1]
+    priced = auditing.audit(plan, _measured(measured, plan), stages=stages, naive=naive_plan(whole))
+    return plan, priced
 
 
 def _measured(measured: Measured | File | None, plan: Plan) -> Measured | None:

@@ -24,11 +24,12 @@ from flowgraph.cli.shared import (
 )
 from flowgraph.ir.graph import Graph
 from flowgraph.ir.text import graph_text
+from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rates import rates
 from flowgraph.passes.rewrite import PASSES, rewrite
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.measured import Measured, read_measured
-from flowgraph.plan.plan import Plan, to_json
+from flowgraph.plan.plan import to_json
 from flowgraph.plan.text import plan_text
 from flowgraph.report.draw import Format
 from flowgraph.spec.revision import at_revision
@@ -157,8 +158,8 @@ def draw(
     suffix = Path(output).suffix if output else ".mmd"
     if suffix not in formats:
         raise click.UsageError(f"{output} is neither .svg nor .mmd")
-    plan = api.compile(checked(graph, overrides, no_pass=no_pass, report=True), no_pass=no_pass)
-    text = api.draw(plan, formats[suffix], measured=_measured(run_dir, plan))
+    loaded = checked(graph, overrides, no_pass=no_pass, report=True)
+    text = api.draw(loaded, formats[suffix], measured=_measured(run_dir, loaded), no_pass=no_pass)
     if output:
         write_text(Path(output), text)
         click.echo(f"wrote {output}")
@@ -184,14 +185,13 @@ def audit(
     from flowgraph.report import audit as auditing
 
     loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
-    plan = api.compile(loaded, no_pass=no_pass)
-    result = api.audit(plan, _measured(run_dir, plan))
+    result = api.audit(loaded, _measured(run_dir, loaded), no_pass=no_pass)
     click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, width()))
 
 
-def _measured(run_dir: str | None, plan: Plan) -> Measured | None:
+def _measured(run_dir: str | None, loaded: Loaded) -> Measured | None:
     try:
-        return read_measured(run_dir, plan.graph) if run_dir else None
+        return read_measured(run_dir, graph_of(loaded).file.name) if run_dir else None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

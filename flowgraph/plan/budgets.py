@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from flowgraph.errors import Diagnostic
 from flowgraph.passes.sizes import COUNTED
@@ -15,7 +16,19 @@ from flowgraph.spec.units import enough, size_text
 SHOWN = 3  # parts of a sum that is too large
 
 
-def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Diagnostic]:
+class Excess(NamedTuple):
+    """A budget that a plan breaks: what it is spent on, and how much that is. part: the name of the largest."""
+
+    budget: BudgetDecl
+    cost: Cost
+    spent: float
+
+    @property
+    def part(self) -> str:
+        return " → ".join(self.budget.seam) if self.budget.seam else self.cost.parts[0][0]
+
+
+def exceeded(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Excess]:
     """Traffic is compared by its mean a step, memory by its bound. Every name is known to be there."""
     costs = bill(plan) if budgets else None
     for budget in budgets:
@@ -24,7 +37,12 @@ def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Diagnos
         cost = cost_of(costs, budget)
         spent = (cost.mean if budget.amount.per_step else cost.max) if cost else 0
         if cost is not None and spent > budget.amount.nbytes:
-            yield _exceeded(plan, budget, cost, spent)
+            yield Excess(budget, cost, spent)
+
+
+def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Diagnostic]:
+    """FG502 for every budget that is exceeded."""
+    return (_exceeded(plan, one) for one in exceeded(budgets, plan))
 
 
 def cost_of(costs: Bill, budget: BudgetDecl) -> Cost | None:
@@ -38,17 +56,17 @@ def cost_of(costs: Bill, budget: BudgetDecl) -> Cost | None:
     return costs.seams.get(budget.seam) if budget.seam else costs.transports.get(budget.name)
 
 
-def _exceeded(plan: Plan, budget: BudgetDecl, cost: Cost, spent: float) -> Diagnostic:
+def _exceeded(plan: Plan, one: Excess) -> Diagnostic:
+    budget, cost = one.budget, one.cost
     assert budget.amount is not None
     step = "/step" if budget.amount.per_step else ""
     parts = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in cost.parts[:SHOWN])
     rest = f", and {len(cost.parts) - SHOWN} more" if len(cost.parts) > SHOWN else ""
-    does = f"moves {size_text(spent)} a step" if step else f"holds up to {size_text(spent)}"
-    over = size_text(spent - budget.amount.nbytes)
+    does = f"moves {size_text(one.spent)} a step" if step else f"holds up to {size_text(one.spent)}"
+    over = size_text(one.spent - budget.amount.nbytes)
     message = f"{budget.name} {does}, {over} over its budget of {budget.amount.text}: {parts}{rest}"
-    largest = " → ".join(budget.seam) if budget.seam else cost.parts[0][0]
-    cut = _less(plan, budget, cost, largest) if step else _smaller(plan, largest)
-    help = f"{cut}, or raise the budget to {enough(spent)}{step}"
+    cut = _less(plan, budget, cost, one.part) if step else _smaller(plan, one.part)
+    help = f"{cut}, or raise the budget to {enough(one.spent)}{step}"
     return Diagnostic("FG502", budget.place, message, help)
 
 

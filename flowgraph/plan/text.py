@@ -76,20 +76,21 @@ def _column(column: Column) -> str:
     text = f"{column.name} {column.type}{facts}"
     if not column.written:
         return f"{text}: {'handed on or derived' if column.read else 'not read'}, not written"
-    return f"{text}: {_form(column)}{size_text(column.mean_bytes)} to {size_text(column.max_bytes)}"
+    form = f"{how}, " if (how := form_text(column)) else ""
+    return f"{text}: {form}{size_text(column.mean_bytes)} to {size_text(column.max_bytes)}"
 
 
-def _form(column: Column) -> str:
+def form_text(column: Column) -> str:
     """How a column lies, where that is not as the hop gives it."""
-    narrow = f"as {column.stored}, " if column.stored != column.dtype else ""
+    narrow = [f"as {column.stored}"] if column.stored != column.dtype else []
     match column.form:
         case Bits():
-            return "as bits, "
+            return "as bits"
         case PerRow(dim=dim):
-            return f"one a {dim}, {narrow}"
+            return ", ".join([f"one a {dim}", *narrow])
         case Prefix():
-            return f"prefixes once, {narrow}"
-    return narrow
+            return ", ".join(["prefixes once", *narrow])
+    return "".join(narrow)
 
 
 def _seam(seam: Seam) -> str:

@@ -10,12 +10,12 @@ import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Plan
+from flowgraph.report.audit.saved import costs, savings
 from flowgraph.spec.units import size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-NOBODY = "nobody"
 NAME = 24  # characters of a seam that stay on one line, however narrow the table
 
 
@@ -56,29 +56,14 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(plans: Iterable[tuple[str, Plan]]) -> Explanation:
     """plans: ("source", the plan without passes), then (pass, the plan after it), as `plan.compile.plans` gives."""
     made = list(plans)
-    bills = [_bill(plan) for _, plan in made]
+    first, last, saved = costs(made[0][1]), costs(made[-1][1]), savings(made)
     seams = []
-    for key in bills[0]:
-        before, after = bills[0][key], bills[-1].get(key, (0.0, 0.0))
-        steps = zip(made[1:], bills, bills[1:], strict=False)
-        by = tuple(name for (name, _), was, now in steps if _differ(was.get(key), now.get(key)))
+    for key, before in first.items():
+        after = last.get(key, (0.0, 0.0))
+        by = tuple(one.name for one in saved.get(key, ()))
         seams.append(Change(*key, (before[0], after[0]), (before[1], after[1]), by))
     seams.sort(key=lambda s: (s.driver[1] - s.driver[0] + s.read[1] - s.read[0], s.source, s.reader))
     return Explanation(made[0][1].graph, tuple(_stage(name, plan) for name, plan in made), tuple(seams))
-
-
-def _bill(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
-    """(source, reader) → mean bytes a step that are read, and that pass through the driver."""
-    found = {
-        (s.source, s.reader): (s.mean_bytes, sum(f.driver[0] for f in s.fields))
-        for s in plan.seams
-        if s.fields
-    }
-    return found | {(hop, NOBODY): (0.0, mean) for hop, (mean, _) in plan.unread.items()}
-
-
-def _differ(a: tuple[float, float] | None, b: tuple[float, float] | None) -> bool:
-    return any(abs(x - y) > 0.5 for x, y in zip(a or (0.0, 0.0), b or (0.0, 0.0), strict=True))
 
 
 def _stage(name: str, plan: Plan) -> Stage:

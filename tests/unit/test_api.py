@@ -65,10 +65,22 @@ def test_a_graph_may_be_given_in_any_form_that_it_takes() -> None:
     assert loaded.graph is not None
     plan = flowgraph.compile(str(TOY))
     assert flowgraph.compile(TOY) == flowgraph.compile(loaded) == flowgraph.compile(loaded.graph) == plan
-    for form in (str(TOY), TOY, loaded, loaded.graph, plan):
-        assert flowgraph.audit(form) == flowgraph.audit(plan)
-        assert flowgraph.draw(form) == flowgraph.draw(plan)
+    for form in (str(TOY), loaded, loaded.graph):
+        assert flowgraph.audit(form) == flowgraph.audit(TOY)
+        assert flowgraph.draw(form) == flowgraph.draw(TOY)
         assert not flowgraph.diff(form, plan)
+
+
+def test_of_a_plan_alone_it_is_not_known_what_the_passes_saved() -> None:
+    plan, found = flowgraph.compile(TOY), flowgraph.audit(TOY)
+    alone = flowgraph.audit(plan)
+    assert (alone.total, alone.driver, alone.owners) == (found.total, found.driver, found.owners)
+    assert {s.before for s in alone.seams} == {None}
+    assert alone.before is alone.naive is None
+    assert found.before is not None
+    assert found.before > found.total.mean
+    assert any(s.passes for s in found.seams)
+    assert flowgraph.draw(plan) == flowgraph.draw(plan)
 
 
 def test_a_graph_that_has_findings_is_not_lowered() -> None:
@@ -85,8 +97,10 @@ def test_a_graph_over_a_budget_has_a_plan_and_does_not_run(tmp_path: Path) -> No
     assert over.compiles
     within = flowgraph.compile(TOY)
     assert flowgraph.compile(over).hops == within.hops
-    assert flowgraph.draw(over) == flowgraph.draw(within)
-    assert flowgraph.audit(over).seams == flowgraph.audit(within).seams
+    priced = flowgraph.audit(over)
+    assert [s.over for s in priced.seams].count("driver 1 B/step") == 1
+    seams = tuple(msgspec.structs.replace(s, over="") for s in priced.seams)
+    assert seams == flowgraph.audit(TOY).seams
     assert flowgraph.explain(over) == flowgraph.explain(TOY)
     assert flowgraph.diff(within, over).budgets
     with pytest.raises(flowgraph.CheckError, match=r"error\[FG502\]"):

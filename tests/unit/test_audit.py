@@ -98,7 +98,7 @@ def test_measured_bytes_are_means_over_the_steps() -> None:
     seam = found.seams[0]
     assert (field(seam, "x").measured, field(seam, "y").measured) == (160, 240)
     assert (field(seam, "x").exceeds, field(seam, "y").exceeds, seam.exceeds) == (True, False, True)
-    assert (seam.measured, seam.difference) == (400, 0)
+    assert (seam.measured, seam.declared, seam.difference) == (400, 0, None)
     assert (found.steps, found.control_bytes, found.total.measured) == (10, 7, 400)
 
 

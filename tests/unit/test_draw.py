@@ -207,7 +207,7 @@ def test_only_the_dominating_seam_is_red(quickstart: Plan) -> None:
 
 
 def test_measured_bytes_stand_beside_predicted_ones(quickstart: Plan) -> None:
-    exact, off = (draw(quickstart, measured=measured(quickstart, f)) for f in (1.0, 0.5))
+    exact, off = (draw(quickstart, audit(quickstart, measured(quickstart, f))) for f in (1.0, 0.5))
     assert "269 MBmeasured" in texts(exact)
     assert "135 MBmeasured" in texts(off)
     assert "measured differs from predicted" in off

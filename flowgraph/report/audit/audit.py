@@ -2,144 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from flowgraph.plan.bill import traffic
+from flowgraph.plan.bill import memory, traffic
+from flowgraph.plan.budgets import exceeded
 from flowgraph.plan.measured import Measured
-from flowgraph.plan.plan import Plan, Seam, SeamField
+from flowgraph.plan.plan import Plan, Read, Seam, SeamField
+from flowgraph.plan.predict import predict
+from flowgraph.plan.text import form_text
+from flowgraph.report.audit import carried
+from flowgraph.report.audit.rows import (
+    Audit,
+    Carried,
+    FieldRow,
+    OwnerRow,
+    PairRow,
+    SeamRow,
+    Total,
+    percent,
+)
+from flowgraph.report.audit.saved import costs, savings
 
 
-class FieldRow(msgspec.Struct, frozen=True):
-    """One port's share of a seam. mean and max are bytes a step, as the reader reads them; measured likewise.
+class _Basis(msgspec.Struct):
+    """What rows are made from.
 
-    copies: of one value: into the writer's block, and once more where the reader joins rows or decodes
-    exceeds: a step read more on average than the most that was predicted
+    source: (reader, port) → mean bytes without any pass; expected: `reader.port` → bytes over the whole run
+    readers: (hop, column) → the hops that read it; reads: (reader, port) → how; over: seam → the budget it breaks
     """
 
-    port: str
-    producer: str
-    column: str
-    type: str
-    facts: tuple[str, ...]
-    mean: float
-    max: int
-    priced: bool
-    copies: int
-    measured: float | None = None
-    exceeds: bool = False
+    plan: Plan
+    measured: Measured | None
+    source: Mapping[carried.Key, float]
+    naive: Mapping[carried.Key, Carried]
+    expected: Mapping[str, int]
+    readers: Mapping[tuple[str, str], tuple[str, ...]]
+    reads: Mapping[tuple[str, str], Read]
+    over: Mapping[str, str]
 
 
-class SeamRow(msgspec.Struct, frozen=True):
-    """One seam. share: of all bytes read in a step. difference: measured against mean, in percent.
+def audit(
+    plan: Plan,
+    measured: Measured | None = None,
+    *,
+    stages: Sequence[tuple[str, Plan]] = (),
+    naive: Plan | None = None,
+) -> Audit:
+    """Price every seam of a plan. A run that finished no step measured nothing.
 
-    by_reference: bytes of `mean` that another hop than `source` wrote
-    measured and difference are None before a run, and where a field was never read
+    stages: the plan without any pass, then after each, as `plan.compile.plans` gives them: for before → after
+    naive: the plan of `plan.naive`, for what a single controller would carry
     """
-
-    source: str
-    reader: str
-    transport: str
-    lifetime: str
-    fields: tuple[FieldRow, ...]
-    control: tuple[str, ...]
-    mean: float
-    max: int
-    share: float
-    by_reference: float
-    priced: bool
-    measured: float | None = None
-    difference: float | None = None
-    exceeds: bool = False
-
-
-class PairRow(msgspec.Struct, frozen=True):
-    """All bytes a step that one owner writes and another (or the same) reads."""
-
-    writer: str
-    reader: str
-    mean: float
-    max: int
-    measured: float | None = None
-
-
-class Total(msgspec.Struct, frozen=True):
-    mean: float
-    max: int
-    measured: float | None = None
-
-
-class Audit(msgspec.Struct, frozen=True):
-    """seams: most bytes first, control seams last. driver: payload in or out of the driver's process.
-
-    steps and control_bytes (message bytes a step through the driver's sockets) are known after a run only
-    """
-
-    graph: str
-    seams: tuple[SeamRow, ...]
-    owners: tuple[PairRow, ...]
-    total: Total
-    driver: Total
-    steps: int | None = None
-    control_bytes: float | None = None
-
-    def __str__(self) -> str:
-        """The table that `flowgraph audit` prints."""
-        from flowgraph.report.audit.table import render_table
-
-        return render_table(self)
-
-
-def audit(plan: Plan, measured: Measured | None = None) -> Audit:
-    """Price every seam of a plan. A run that finished no step measured nothing."""
     if measured is not None and measured.steps < 1:
         measured = None
+    at = _basis(plan, measured, stages, naive)
     whole = sum(seam.mean_bytes for seam in plan.seams)
-    rows = [_seam(plan, seam, whole, measured) for seam in plan.seams]
+    saved, before = savings(stages), costs(stages[0][1]) if stages else {}
+    rows = []
+    for seam in plan.seams:
+        row = _seam(at, seam, whole)
+        ends = seam.source, seam.reader
+        if ends in before:
+            row = msgspec.structs.replace(
+                row, before=before[ends][0], driver_before=before[ends][1], saved=saved.get(ends, ())
+            )
+        rows.append(row)
     ranked = sorted(rows, key=lambda r: (not r.fields, -r.mean, -r.max, r.source, r.reader))
     owners = _owners(plan, rows)
-    driver = traffic(plan, "driver")
+    through = traffic(plan, "driver")
     read = _sum([p for p in owners if (p.writer == "driver") != (p.reader == "driver")]).measured
     return Audit(
-        plan.graph, tuple(ranked), owners, _sum(owners), Total(driver.mean, driver.max, read),
-        measured.steps if measured else None, measured.control_bytes / measured.steps if measured else None,
-    )  # fmt: skip
+        graph=plan.graph,
+        seams=tuple(ranked),
+        owners=owners,
+        total=_sum(owners),
+        driver=Total(through.mean, through.max, read),
+        steps=measured.steps if measured else None,
+        control_bytes=measured.control_bytes / measured.steps if measured else None,
+        processes=tuple(_process(plan, name) for name in plan.owners),
+        before=sum(n for n, _ in before.values()) if stages else None,
+        driver_before=sum(n for _, n in before.values()) if stages else None,
+        naive=carried.total(naive, dict(at.naive)) if naive else None,
+    )
 
 
-def _seam(plan: Plan, seam: Seam, whole: float, measured: Measured | None) -> SeamRow:
-    fields = tuple(_field(plan, seam, field, measured) for field in seam.fields)
+def _basis(
+    plan: Plan, measured: Measured | None, stages: Sequence[tuple[str, Plan]], naive: Plan | None
+) -> _Basis:
+    readers: dict[tuple[str, str], tuple[str, ...]] = {}
+    for hop in plan.hops.values():
+        for key in dict.fromkeys((r.producer, r.column) for r in hop.reads):
+            readers[key] = (*readers.get(key, ()), hop.name)
+    return _Basis(
+        plan=plan,
+        measured=measured,
+        source={(s.reader, f.port): f.mean_bytes for s in stages[0][1].seams for f in s.fields}
+        if stages
+        else {},
+        naive=carried.carried(naive) if naive else {},
+        expected=predict(plan, measured.lengths) if measured and measured.lengths else {},
+        readers=readers,
+        reads={(h.name, r.port): r for h in plan.hops.values() for r in h.reads},
+        over={
+            one.part: f"{one.budget.name} {one.budget.amount.text}"
+            for one in exceeded(plan.budgets, plan)
+            if one.budget.amount is not None
+        },
+    )
+
+
+def _seam(at: _Basis, seam: Seam, whole: float) -> SeamRow:
+    fields = tuple(_field(at, seam, field) for field in seam.fields)
     read = _add(f.measured for f in fields) if fields else None
+    expected = _add(f.expected for f in fields) if fields else None
     priced = all(f.priced for f in fields)
-    difference = None
-    if read is not None and priced and seam.mean_bytes:
-        difference = (read - seam.mean_bytes) / seam.mean_bytes * 100
+    parts = [f.naive for f in fields if f.naive is not None]
     return SeamRow(
-        seam.source, seam.reader, seam.transport, seam.lifetime, fields, seam.control,
-        seam.mean_bytes, seam.max_bytes,
-        seam.mean_bytes / whole if whole else 0.0,
-        sum(f.mean for f in fields if f.producer != seam.source),
-        priced, read, difference, any(f.exceeds for f in fields),
-    )  # fmt: skip
+        source=seam.source,
+        reader=seam.reader,
+        transport=seam.transport,
+        lifetime=seam.lifetime,
+        fields=fields,
+        control=seam.control,
+        mean=seam.mean_bytes,
+        max=seam.max_bytes,
+        share=seam.mean_bytes / whole if whole else 0.0,
+        by_reference=sum(f.mean for f in fields if f.producer != seam.source),
+        priced=priced,
+        measured=read,
+        difference=percent(expected, read) if priced else None,
+        exceeds=any(f.exceeds for f in fields),
+        driver=sum(f.driver[0] for f in seam.fields),
+        naive=carried.add(parts) if parts else None,
+        over=at.over.get(f"{seam.source} → {seam.reader}", ""),
+        expected=expected,
+        declared=percent(seam.mean_bytes, read) if priced else None,
+    )
 
 
-def _field(plan: Plan, seam: Seam, field: SeamField, measured: Measured | None) -> FieldRow:
-    read = None
-    if measured is not None:
-        total = measured.read.get(f"{seam.reader}.{field.port}")
-        read = None if total is None else total / measured.steps
+def _field(at: _Basis, seam: Seam, field: SeamField) -> FieldRow:
+    read = expected = None
+    if at.measured is not None:
+        name = f"{seam.reader}.{field.port}"
+        total = at.measured.read.get(name)
+        read = None if total is None else total / at.measured.steps
+        priced = at.expected.get(name) if field.priced else None
+        expected = None if priced is None or read is None else priced / at.measured.steps
+    one = at.reads[seam.reader, field.port]
     return FieldRow(
-        field.port, field.producer, field.column, field.type, field.facts,
-        field.mean_bytes, field.max_bytes, field.priced, _copies(plan, seam.reader, field),
-        read, field.priced and read is not None and read > field.max_bytes,
-    )  # fmt: skip
+        port=field.port,
+        producer=field.producer,
+        column=field.column,
+        type=field.type,
+        facts=field.facts,
+        mean=field.mean_bytes,
+        max=field.max_bytes,
+        priced=field.priced,
+        copies=_copies(at.plan, one),
+        measured=read,
+        exceeds=field.priced and read is not None and read > field.max_bytes,
+        encoding=_encoding(at.plan, one),
+        readers=at.readers[field.producer, field.column],
+        before=at.source.get((seam.reader, field.port)),
+        naive=at.naive.get((seam.reader, field.port)),
+        expected=expected,
+    )
 
 
-def _copies(plan: Plan, reader: str, field: SeamField) -> int:
-    """One into the writer's block; an array or tensors of one row are read in place, the rest is rebuilt."""
-    kind = plan.hops[field.producer].column(field.column).kind
-    gather = next(r.gather for r in plan.hops[reader].reads if r.port == field.port)
-    return 1 if gather == "same" and kind in ("array", "tensors") else 2
+def _copies(plan: Plan, one: Read) -> int:
+    """One into the writer's block; an array or tensors of one row are read in place, the rest is rebuilt.
+
+    What does not cross by itself is not copied: it is handed on, or made of what crosses.
+    """
+    if not one.crosses:
+        return 0
+    kind = plan.hops[one.producer].column(one.column).kind
+    return 1 if one.gather == "same" and kind in ("array", "tensors") else 2
+
+
+def _encoding(plan: Plan, one: Read) -> str:
+    if one.handed:
+        return "handed on"
+    if one.derive:
+        return f"derived of {', '.join(need.column for need in one.needs)}"
+    how = form_text(plan.hops[one.producer].column(one.column))
+    once = "once a group" if one.once else ""
+    return ", ".join(word for word in (how, once) if word)
+
+
+def _process(plan: Plan, owner: str) -> OwnerRow:
+    moves, holds = traffic(plan, owner), memory(plan, owner)
+    return OwnerRow(owner, moves.mean, moves.max, holds.max if holds.priced else None)
 
 
 def _owners(plan: Plan, rows: list[SeamRow]) -> tuple[PairRow, ...]:
@@ -173,7 +228,3 @@ def _add(values: Iterable[float | None]) -> float | None:
             return None
         total += value
     return total
-
-
-def to_json(audit: Audit) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(audit), indent=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow, Total
+from flowgraph.report.audit.rows import Audit, FieldRow, SeamRow, Total
 from flowgraph.spec.units import counted, per_step, percent_text, share_text, size_text
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.audit import audit
+from flowgraph.report.audit.rows import Audit
 from flowgraph.report.draw.diagram import Diagram, Format
 from flowgraph.report.draw.mermaid import to_mermaid
 from flowgraph.report.draw.svg import to_svg
@@ -12,13 +12,13 @@ from flowgraph.report.draw.svg import to_svg
 FORMATS: tuple[Format, ...] = ("svg", "mermaid")
 
 
-def draw(plan: Plan, *, format: Format = "svg", measured: Measured | None = None) -> Diagram:
-    """The diagram as text; the same plan and measurement give the same bytes.
+def draw(plan: Plan, priced: Audit | None = None, *, format: Format = "svg") -> Diagram:
+    """The diagram as text; the same plan and audit give the same bytes.
 
-    measured: of a run of this plan; its bytes stand beside the predicted ones. Raises ValueError for a format
-    that is not in FORMATS.
+    priced: the audit of this plan: with stages it is drawn before → after, with a run measured beside predicted; that
+    of the plan alone when None. Raises ValueError for a format that is not in FORMATS.
     """
-    priced = audit(plan, measured)
+    priced = audit(plan) if priced is None else priced
     if format == "svg":
         return Diagram(to_svg(plan, priced), format)
     if format == "mermaid":

@@ -8,7 +8,7 @@ import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan, Seam
-from flowgraph.report.audit.audit import Audit, FieldRow, SeamRow
+from flowgraph.report.audit.rows import Audit, FieldRow, SeamRow
 from flowgraph.spec.dims import Size
 from flowgraph.spec.units import per_step, percent_text, size_text
 
@@ -87,7 +87,7 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
     more = f"+{rest} field{'s' if rest > 1 else ''}" if rest else ""
     line: Line = "dashed" if row.by_reference * 2 > row.mean else "solid"
     measured = "" if row.measured is None else size_text(row.measured)
-    off = row.exceeds or (row.difference is not None and abs(row.difference) > OFF)
+    off = row.exceeds or row.off or (row.declared is not None and abs(row.declared) > OFF)
     how = ", ".join(word for word in (seam.transport, back, every) if word)
     return EdgeText(
         largest.type, more, _price(row), measured, how, until, back,
@@ -148,8 +148,8 @@ def _tooltip(seam: Seam, row: SeamRow) -> str:
     lines += [f"control: {', '.join(seam.control)}"] if seam.control else []
     if row.fields and row.priced:
         lines.append(f"mean {per_step(row.mean)}, at most {size_text(row.max)}")
-    if row.difference is not None:
-        lines.append(f"measured {per_step(row.measured or 0)} ({percent_text(row.difference)})")
+    if row.declared is not None:
+        lines.append(f"measured {per_step(row.measured or 0)} ({percent_text(row.declared)})")
     return "\n".join(lines)
 
 

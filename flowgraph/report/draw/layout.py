@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from flowgraph.plan.plan import Plan, Seam
-from flowgraph.report.audit.audit import Audit
+from flowgraph.report.audit.rows import Audit
 from flowgraph.report.draw import route
 from flowgraph.report.draw.cells import main_path, place
 from flowgraph.report.draw.labels import EdgeText, edge_text, node_text

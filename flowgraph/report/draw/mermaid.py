@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from flowgraph.plan.plan import Plan
-from flowgraph.report.audit.audit import Audit
+from flowgraph.report.audit.rows import Audit
 from flowgraph.report.draw.labels import EdgeText, NodeText, edge_text, is_forward, node_text
 from flowgraph.report.draw.layout import stroke_width
 from flowgraph.report.draw.text import clean

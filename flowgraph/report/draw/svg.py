@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from flowgraph.plan.plan import Plan
-from flowgraph.report.audit.audit import Audit
+from flowgraph.report.audit.rows import Audit
 from flowgraph.report.draw.labels import OFF, dims_text, totals_text
 from flowgraph.report.draw.layout import HEAD, NAME, layout
 from flowgraph.report.draw.shapes import LINE, SIZE, SPACE, EdgeLine, Label, NodeBox, Picture, Point, Span

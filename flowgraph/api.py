@@ -183,9 +183,14 @@ def run(
         loaded = _held(loaded, no_pass)
     whole = _sound(loaded.graph, loaded.diagnostics, loaded.sources)
     assert loaded.root is not None
+    off = passes_off(no_pass)
+
+    def diagram(plan: Plan) -> str:
+        return drawing.draw(plan, auditing.audit(plan, stages=list(plans(whole, off=off))))
+
     return run_graph(
-        whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=drawing.draw,
-        off=passes_off(no_pass), verify=verify,
+        whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=diagram,
+        off=off, verify=verify,
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _taken(batch: Node) -> str | None:
 
 
 def room(graph: Graph, node: Node) -> int | None:
-    """The rows that a pool takes before anything has come."""
+    """The rows that a pool takes before anything has come, or that a dispatcher lets be in flight."""
     return _held(graph, node, node.config)
 
 
@@ -183,6 +183,8 @@ def _held(graph: Graph, node: Node, config: Mapping[str, Any]) -> int | None:
     facts = node.spec.facts
     if facts.expand:
         return ask(graph, node, facts.flight, config=config)
+    if facts.room is None:
+        return None
     return ask(graph, node, facts.room, node.spec.state(), config=config)
 
 

@@ -11,7 +11,7 @@ from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.fixed import fixed
 from flowgraph.passes.order import every, in_order, makes_rows, triggers
 from flowgraph.passes.sizes import evaluate, size_of, slots
-from flowgraph.passes.staleness import queue_depth
+from flowgraph.passes.staleness import queue_depth, room
 from flowgraph.plan.columns import column, dims_of, read
 from flowgraph.plan.layout import aligned
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
@@ -165,6 +165,7 @@ def _hop(
         every=fires,
         place=str(spec.place),
         doc=spec.doc,
+        room=room(graph, node) if spec.facts.kind == "fold" else None,
     )
 
 

@@ -120,6 +120,7 @@ class Hop(msgspec.Struct, frozen=True):
     outputs: name → the port's kind, or "latest" for rows that are shown and not made
     queue: rows it has made that may wait unread (folds)
     every: it fires on each every-th row only, a multiple of that of every hop before it
+    room: rows that a fold lets be in flight, or keeps until they are taken, at its most; None where it does neither
     """
 
     name: str
@@ -150,6 +151,7 @@ class Hop(msgspec.Struct, frozen=True):
     every: int
     place: str
     doc: str
+    room: int | None = None
 
     def column(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)

@@ -8,32 +8,33 @@ import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan, Seam
-from flowgraph.report.audit.rows import Audit, FieldRow, SeamRow
+from flowgraph.report.audit.rows import Audit, FieldRow, Saving, SeamRow
 from flowgraph.spec.dims import Size
 from flowgraph.spec.units import per_step, percent_text, size_text
 
 Line = Literal["solid", "dashed", "dotted"]
-Colour = Literal["cpu", "resource", "ledger"]
 HOT = 0.5  # of all bytes a step
 OFF = 10.0  # percent between measured and predicted that deserve a second look
 PLURAL = {"group": "groups", "trajectory": "trajectories", "step": "batches"}
 
 
 class NodeText(msgspec.Struct, frozen=True):
-    """name in bold, then lines. colour only repeats what the owner line says."""
+    """name in bold, then lines. owner: whose colour it has, which only repeats what the first line says."""
 
     name: str
     lines: tuple[str, ...]
-    colour: Colour
+    owner: str
     tooltip: str
 
 
 class EdgeText(msgspec.Struct, frozen=True):
-    """shape (monospace) and more ("+5 fields"); price (bold); measured; how and until (grey).
+    """shape (monospace) and more ("+5 fields"); before → price (bold); measured; how, until and by (grey).
 
+    before: the price without any pass, where it differs; by: the pass that saves most of it, and how many more do
+    over: the budget that it breaks
     line: solid for bytes that the source wrote, dashed where most are another hop's, dotted without payload
     back: delay and max_lag of a back edge
-    hot: it alone carries more than half of all bytes. off: measured and predicted differ notably
+    hot: it alone carries more than half of all bytes, or breaks a budget. off: measured and predicted differ notably
     """
 
     shape: str
@@ -48,17 +49,28 @@ class EdgeText(msgspec.Struct, frozen=True):
     off: bool
     nbytes: float
     tooltip: str
+    before: str = ""
+    by: str = ""
+    over: str = ""
 
 
 def node_text(plan: Plan, hop: Hop) -> NodeText:
-    owner = plan.owners.get(hop.owner)
-    held = "engine" if owner and owner.engine else "learner" if owner and owner.learner else ""
-    lines = [f"{hop.owner} · {held or 'cpu'}", rows_text(plan, hop)]
-    if hop.kind == "fold":
-        # A fold that makes no rows only keeps account of those of others.
-        lines.append(f"queue {hop.queue}" if hop.makes_rows else "ledger")
-    colour: Colour = "resource" if held else "ledger" if hop.kind == "fold" and not hop.makes_rows else "cpu"
-    return NodeText(hop.name, tuple(lines), colour, _node_tooltip(hop))
+    lines = [f"{hop.owner} · {held_by(plan, hop.owner)}", rows_text(plan, hop)]
+    lines += _kept(hop) if hop.kind == "fold" else []
+    return NodeText(hop.name, tuple(lines), hop.owner, _node_tooltip(hop))
+
+
+def held_by(plan: Plan, name: str) -> str:
+    """What an owner holds: an engine, a learner, or nothing but its cores."""
+    owner = plan.owners.get(name)
+    return "engine" if owner and owner.engine else "learner" if owner and owner.learner else "cpu"
+
+
+def _kept(hop: Hop) -> list[str]:
+    """The capacity of what a fold keeps: of rows in flight or ready, and of the queue of those that it makes."""
+    room = [] if hop.room is None else [f"{'in flight' if hop.makes_rows else 'ready'} ≤{hop.room:,}"]
+    queue = [f"queue {hop.queue}"] if hop.makes_rows else []
+    return [*room, *queue] or ["ledger"]
 
 
 def rows_text(plan: Plan, hop: Hop) -> str:
@@ -87,12 +99,22 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
     more = f"+{rest} field{'s' if rest > 1 else ''}" if rest else ""
     line: Line = "dashed" if row.by_reference * 2 > row.mean else "solid"
     measured = "" if row.measured is None else size_text(row.measured)
+    before = "" if row.before is None else size_text(row.before)
     off = row.exceeds or row.off or (row.declared is not None and abs(row.declared) > OFF)
     how = ", ".join(word for word in (seam.transport, back, every) if word)
     return EdgeText(
         largest.type, more, _price(row), measured, how, until, back,
-        line, row.share > HOT, off, row.mean, _tooltip(seam, row),
+        line, row.share > HOT or bool(row.over), off, row.mean, _tooltip(seam, row),
+        before if before != size_text(row.mean) else "", _by(row), row.over,
     )  # fmt: skip
+
+
+def _by(row: SeamRow) -> str:
+    """The pass that saves most of what is read and of what passes through the driver, `+2` for two more."""
+    if not row.saved:
+        return ""
+    most = max(row.saved, key=lambda one: one.read + one.driver)
+    return f"by {most.name}" + (f" +{len(row.saved) - 1}" if len(row.saved) > 1 else "")
 
 
 def _price(row: SeamRow) -> str:
@@ -148,16 +170,29 @@ def _tooltip(seam: Seam, row: SeamRow) -> str:
     lines += [f"control: {', '.join(seam.control)}"] if seam.control else []
     if row.fields and row.priced:
         lines.append(f"mean {per_step(row.mean)}, at most {size_text(row.max)}")
+    if row.before is not None:
+        lines.append(
+            f"as written {per_step(row.before)}, {per_step(row.driver_before or 0)} through the driver"
+        )
+        lines += [_saving_line(one) for one in row.saved]
+    lines += [f"over the budget {row.over}"] if row.over else []
     if row.declared is not None:
         lines.append(f"measured {per_step(row.measured or 0)} ({percent_text(row.declared)})")
     return "\n".join(lines)
+
+
+def _saving_line(one: Saving) -> str:
+    parts = [(one.read, "read"), (one.driver, "through the driver")]
+    said = [f"{'−' if n > 0 else '+'}{size_text(abs(n))} {what}" for n, what in parts if abs(n) > 0.5]
+    return f"{one.name}: {', '.join(said)}"
 
 
 def _field_line(seam: Seam, field: FieldRow) -> str:
     facts = "".join(f" {fact}" for fact in field.facts)
     price = per_step(field.mean) if field.priced else "unpriced"
     origin = f" from {field.producer}.{field.column}" if field.producer != seam.source else ""
-    return f"{field.port}: {field.type}{facts}{origin}, {price}"
+    how = f", {field.encoding}" if field.encoding else ""
+    return f"{field.port}: {field.type}{facts}{origin}{how}, {price}"
 
 
 # --- the legend --------------------------------------------------------------------------------------------
@@ -173,7 +208,14 @@ def dims_text(dims: dict[str, Size]) -> str:
 
 
 def totals_text(audit: Audit) -> str:
-    text = f"all seams {per_step(audit.total.mean)}; in or out of the driver {per_step(audit.driver.mean)}"
+    text = f"all seams {_pair(audit.before, audit.total.mean)}"
+    text += f"; through the driver {_pair(audit.driver_before, audit.driver.mean)}"
     if audit.total.measured is not None:
         text += f"; measured {per_step(audit.total.measured)}"
     return text
+
+
+def _pair(before: float | None, after: float) -> str:
+    """`538 MB → 8.46 KB/step`, or what there is where nothing changed."""
+    same = before is None or size_text(before) == size_text(after)
+    return per_step(after) if same or before is None else f"{size_text(before)} → {per_step(after)}"

@@ -60,11 +60,19 @@ class Grid:
         ]
         self.gap = _clamp(10 + max((label_text(t, WIDEST, split=True).width for t in short), default=0))
         self.columns = max(2, int((WIDTH - 2 * EDGE + self.gap) // (self.node_w + self.gap)))
+        folded = len(prefix) + math.ceil(len(loop) / 2)
+        if loop and folded > self.columns:
+            # A ring is worth narrower labels, when they let it stand in two rows.
+            gap = (WIDTH - 2 * EDGE - folded * self.node_w) // (folded - 1)
+            if gap >= NARROWEST:
+                self.gap, self.columns = gap, folded
         self.cells, self.pairs = place(plan, self.columns)
         self.rows = max((r for r, _ in self.cells.values()), default=-1) + 1
         self.centre = {n: c * (self.node_w + self.gap) + self.node_w / 2 for n, (_, c) in self.cells.items()}
-        above = 3 if any(t.measured for t in self.edge_texts) else 2  # lines of a label over a straight edge
-        self.node_h = max(HEAD + self.lines * LINE + 10, 2 * (above * LINE + CLEAR + 4))
+        # A label over and under a straight edge is no higher than the hops that it stands between.
+        labels = [label_text(t, WIDEST, split=True) for t in self.edge_texts if t.line != "dotted"]
+        lines = max((max(len(one.above), len(one.below)) for one in labels), default=2)
+        self.node_h = max(HEAD + self.lines * LINE + 10, 2 * (lines * LINE + CLEAR + 4))
 
     def _node_width(self, name: str) -> float:
         text = self.texts[name]
@@ -133,6 +141,12 @@ def _relabel(grid: Grid, edge: Edge) -> None:
             limit = abs(grid.centre[edge.source] - grid.centre[edge.reader]) - grid.node_w - 8
         edge.label = label_text(grid.edge_texts[edge.order], min(limit, LONGEST), split=True)
         edge.label = tall(edge.label) if edge.kind == "down" else edge.label
+    elif edge.kind == "channel" and edge.label.below:
+        room = (
+            abs(grid.centre[edge.source] - grid.centre[edge.reader]) - 40
+        )  # less what ports are off the middle
+        if edge.label.width > room >= NARROWEST:
+            edge.label = label_text(grid.edge_texts[edge.order], room, split=True)
     elif edge.kind == "across":
         edge.label = small_text(grid.edge_texts[edge.order], grid.gap - 8)
 
@@ -179,7 +193,7 @@ def _across(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
     half = grid.node_w / 2 if edge.b[1] > edge.a[1] else -grid.node_w / 2
     x1, x2 = grid.centre[edge.source] + half, grid.centre[edge.reader] - half
     labels = around(edge.label, (x1 + x2) / 2, y, edge.stroke)
-    return EdgeLine(((x1, y), (x2, y)), edge.stroke, labels, grid.edge_texts[edge.order])
+    return EdgeLine(edge.ends, ((x1, y), (x2, y)), edge.stroke, labels, grid.edge_texts[edge.order])
 
 
 def _ends(grid: Grid, frame: Frame, edge: Edge) -> tuple[float, float]:
@@ -198,7 +212,7 @@ def _down(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
     alone = all(i is mine or i.hi <= mine.lo or mine.hi <= i.lo for i in frame.items[channel])
     x = edge.ports[0]
     labels = beside(edge.label, x, (leave + enter) / 2 if alone else mine.y, edge.stroke)
-    return EdgeLine(((x, leave), (x, enter)), edge.stroke, labels, grid.edge_texts[edge.order])
+    return EdgeLine(edge.ends, ((x, leave), (x, enter)), edge.stroke, labels, grid.edge_texts[edge.order])
 
 
 def _routed(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
@@ -214,7 +228,9 @@ def _routed(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
     points += [(x2, last.y), (x2, enter)]
     channel, item = (at_a, first) if first.label else (at_b, last)
     stubs = _stubs(frame.items[channel], frame.channel_tops[channel], frame.bottom(channel))
-    return EdgeLine(tuple(points), edge.stroke, _best_label(edge, item, stubs), grid.edge_texts[edge.order])
+    return EdgeLine(
+        edge.ends, tuple(points), edge.stroke, _best_label(edge, item, stubs), grid.edge_texts[edge.order]
+    )
 
 
 def _stubs(items: list[Item], top: float, bottom: float) -> list[tuple[float, float, float]]:
@@ -267,7 +283,7 @@ def _shift(grid: Grid, frame: Frame, lines: list[EdgeLine]) -> Picture:
     )
     edges = tuple(
         EdgeLine(
-            tuple((x + dx, y) for x, y in line.points), line.width,
+            line.ends, tuple((x + dx, y) for x, y in line.points), line.width,
             tuple(Label(b.x + dx, b.y, b.w, b.h, b.lines, b.anchor) for b in line.labels), line.text,
         )
         for line in lines

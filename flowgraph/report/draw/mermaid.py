@@ -6,14 +6,13 @@ import json
 
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.rows import Audit
+from flowgraph.report.draw.colours import LIGHT, TEXT_LIGHT, owner_classes
 from flowgraph.report.draw.labels import EdgeText, NodeText, edge_text, is_forward, node_text
 from flowgraph.report.draw.layout import stroke_width
 from flowgraph.report.draw.text import clean
 
-CLASSES = (
-    "classDef cpu fill:#dbe9f6,stroke:#818b98,color:#1f2328",
-    "classDef resource fill:#ffe0ba,stroke:#818b98,color:#1f2328",
-    "classDef ledger fill:#e6e8eb,stroke:#818b98,color:#1f2328",
+CLASSES = tuple(
+    f"classDef o{i} fill:{colour},stroke:#818b98,color:{TEXT_LIGHT}" for i, colour in enumerate(LIGHT)
 )
 CONFIG = ("config:", "  flowchart:", "    rankSpacing: 20", "    nodeSpacing: 30")
 # What would end a quoted label, open a tag or start an entity.
@@ -25,8 +24,10 @@ def to_mermaid(plan: Plan, audit: Audit) -> str:
     ids = {name: f"n{i}" for i, name in enumerate(plan.hops)}
     title = clean(plan.graph + (f": {plan.doc}" if plan.doc else ""))
     lines = ["---", f"title: {json.dumps(title, ensure_ascii=False)}", *CONFIG, "---", "flowchart LR"]
+    colours = owner_classes(plan)
     for name, hop in plan.hops.items():
-        lines.append(f"  {ids[name]}{_node(node_text(plan, hop))}")
+        lines.append(f"  {ids[name]}{_node(node_text(plan, hop), colours[hop.owner])}")
+    used = set(colours.values())
     styles = []
     drawn = [s for s in plan.seams if s.source in ids and s.reader in ids]
     for i, seam in enumerate(drawn):
@@ -39,12 +40,12 @@ def to_mermaid(plan: Plan, audit: Audit) -> str:
         style += ["stroke-dasharray:7 4"] if text.line == "dashed" else []
         style += ["stroke:#cf222e"] if text.hot else []
         styles += [f"  linkStyle {i} {','.join(style)}"] if style else []
-    return "\n".join([*lines, *(f"  {c}" for c in CLASSES), *styles]) + "\n"
+    return "\n".join([*lines, *(f"  {c}" for c in CLASSES if c.split()[1] in used), *styles]) + "\n"
 
 
-def _node(text: NodeText) -> str:
+def _node(text: NodeText, colour: str) -> str:
     lines = [f"<b>{_escape(text.name)}</b>", *(_escape(line) for line in text.lines)]
-    return f'["{"<br/>".join(lines)}"]:::{text.colour}'
+    return f'["{"<br/>".join(lines)}"]:::{colour}'
 
 
 def _label(text: EdgeText, forward: bool) -> str:
@@ -52,9 +53,12 @@ def _label(text: EdgeText, forward: bool) -> str:
     shape = _escape(text.shape) + (f" {_escape(text.more)}" if text.more else "")
     if text.line == "dotted" and not forward:
         return shape + (f"<br/><b>{_escape(text.back)}</b>" if text.back else "")
-    lines = [shape, f"<b>{_escape(text.price)}</b>"]
+    before = f"{_escape(text.before)} → " if text.before else ""
+    lines = [shape, f"{before}<b>{_escape(text.price)}</b>"]
     lines += [f"<b>{_escape(text.measured)}</b> measured"] if text.measured else []
-    return "<br/>".join([*lines, _escape(f"{text.how}, {text.until}")])
+    lines.append(_escape(f"{text.how}, {text.until}"))
+    end = f"over {text.over}" if text.over else text.by
+    return "<br/>".join([*lines, *([_escape(end)] if end else [])])
 
 
 def _escape(text: str) -> str:

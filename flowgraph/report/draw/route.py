@@ -33,6 +33,10 @@ class Edge(msgspec.Struct):
     ports: tuple[float, float] = (0.0, 0.0)
     gutter: int = 0
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        return self.source, self.reader
+
 
 class Item(msgspec.Struct):
     """A horizontal piece of an edge in a channel, from x1 to x2; lo and hi: all that it reserves.

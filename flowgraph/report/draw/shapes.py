@@ -48,8 +48,9 @@ class NodeBox(msgspec.Struct, frozen=True):
 
 
 class EdgeLine(msgspec.Struct, frozen=True):
-    """A path of right angles from node to node, and its labels."""
+    """A path of right angles from node to node, and its labels. ends: source and reader."""
 
+    ends: tuple[str, str]
     points: tuple[Point, ...]
     width: float
     labels: tuple[Label, ...]
@@ -93,13 +94,24 @@ def label_text(text: EdgeText, limit: float, *, split: bool) -> LabelText:
     if text.more:
         room = limit - text_width(text.more, SIZE) - SPACE
         shape = [Span(fit(text.shape, SIZE, "mono", room), "mono", "shape"), Span(text.more, "sans", "soft")]
-    above: list[TextLine] = [tuple(shape), (Span(fit(text.price, SIZE, "bold", limit), "bold", "price"),)]
+    price = Span(fit(text.price, SIZE, "bold", limit), "bold", "price")
+    before = (Span(f"{text.before} →", "sans", "soft"),) if text.before else ()
+    together = not split and line_width(((*before, price),)) <= limit
+    priced: list[TextLine] = [(*before, price)] if together else [line for line in (before, (price,)) if line]
+    above: list[TextLine] = [tuple(shape), *priced]
     if text.measured:
         above.append(
             (Span(text.measured, "bold", "off" if text.off else "price"), Span("measured", "sans", "soft"))
         )
-    words = [text.how + ",", text.until] if split else [f"{text.how}, {text.until}"]
-    below: list[TextLine] = [(Span(fit(word, SIZE, "sans", limit), "sans", "soft"),) for word in words]
+    end = f"over {text.over}" if text.over else text.by
+    words = (
+        [text.how + ",", text.until, end]
+        if split
+        else ["; ".join(w for w in (f"{text.how}, {text.until}", end) if w)]
+    )
+    below: list[TextLine] = [
+        (Span(fit(word, SIZE, "sans", limit), "sans", "soft"),) for word in words if word
+    ]
     return LabelText(tuple(above), tuple(below))
 
 

@@ -6,7 +6,8 @@ import math
 
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.rows import Audit
-from flowgraph.report.draw.labels import OFF, dims_text, totals_text
+from flowgraph.report.draw.colours import DARK, LIGHT, owner_classes
+from flowgraph.report.draw.labels import OFF, dims_text, held_by, totals_text
 from flowgraph.report.draw.layout import HEAD, NAME, layout
 from flowgraph.report.draw.shapes import LINE, SIZE, SPACE, EdgeLine, Label, NodeBox, Picture, Point, Span
 from flowgraph.report.draw.text import clean, escape, fit, text_width, wrap
@@ -14,6 +15,11 @@ from flowgraph.report.draw.text import clean, escape, fit, text_width, wrap
 SANS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 NARROWEST = 560.0  # so that a chain of two hops still has room for title and legend
+
+
+def _fills(colours: tuple[str, ...]) -> str:
+    return "\n".join(f".o{i} {{ fill: {colour}; }}" for i, colour in enumerate(colours))
+
 
 STYLE = """
 text { font-family: SANS; font-size: 10px; fill: #1f2328; }
@@ -27,9 +33,7 @@ text { font-family: SANS; font-size: 10px; fill: #1f2328; }
 .soft { fill: #59636e; }
 .box { fill: #ffffff; stroke: #818b98; stroke-width: 1; }
 .head { stroke: #818b98; stroke-width: 1; }
-.cpu { fill: #dbe9f6; }
-.resource { fill: #ffe0ba; }
-.ledger { fill: #e6e8eb; }
+LIGHT
 .line { fill: none; stroke: #59636e; }
 .tip { fill: #59636e; }
 .dashed { stroke-dasharray: 7 4; }
@@ -44,35 +48,40 @@ text { fill: #e6edf3; }
 .off { fill: #d29922; }
 .box { fill: #151b23; stroke: #656c76; }
 .head { stroke: #656c76; }
-.cpu { fill: #1f3a5c; }
-.resource { fill: #5c3d14; }
-.ledger { fill: #32383f; }
+DARK
 .line { stroke: #9198a1; }
 .tip { fill: #9198a1; }
 .line.hot { stroke: #f85149; }
 .tip.hot { fill: #f85149; }
 .price.hot { fill: #ff7b72; }
 }
-""".replace("SANS", SANS).replace("MONO", MONO)
+"""
+for _key, _value in {"SANS": SANS, "MONO": MONO, "LIGHT": _fills(LIGHT), "DARK": _fills(DARK)}.items():
+    STYLE = STYLE.replace(_key, _value)
 
 
-def to_svg(plan: Plan, audit: Audit) -> str:
+def to_svg(plan: Plan, audit: Audit, *, style: bool = True) -> str:
+    """The picture. style=False leaves STYLE out, for a page that holds several pictures and the style once.
+
+    Every hop is a group with its name in `data-hop`, every seam one with `source→reader` in `data-seam`.
+    """
     picture = layout(plan, audit)
     width = math.ceil(max(picture.width, NARROWEST))
     head, top = _title(plan, width)
     legend, legend_height = _legend(plan, audit, picture, width, top + picture.height + 14)
     dx = (width - picture.width) / 2
     height = math.ceil(top + picture.height + 14 + legend_height + 8)
+    colours = owner_classes(plan)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(_caption(plan))}">',
-        f"<style>{STYLE}</style>",
+        *([f"<style>{STYLE}</style>"] if style else []),
         f'<rect class="bg" width="{width}" height="{height}"/>',
         *head,
         f'<g transform="translate({_n(dx)} {_n(top)})">',
         *(_edge(edge) for edge in picture.edges),
         *(_labels(edge) for edge in picture.edges),
-        *(_node(node) for node in picture.nodes),
+        *(_node(node, colours[node.text.owner]) for node in picture.nodes),
         "</g>",
         *legend,
         "</svg>",
@@ -96,7 +105,7 @@ def _title(plan: Plan, width: float) -> tuple[list[str], float]:
 # --- nodes and edges ---------------------------------------------------------------------------------------
 
 
-def _node(node: NodeBox) -> str:
+def _node(node: NodeBox, colour: str) -> str:
     text = node.text
     middle = node.x + node.w / 2
     x, y, w, h = _n(node.x), _n(node.y), _n(node.w), _n(node.h)
@@ -104,10 +113,10 @@ def _node(node: NodeBox) -> str:
     head = f"M{x} {low}V{_n(node.y + 5)}q0 -5 5 -5H{right}q5 0 5 5V{low}z"
     name = fit(clean(text.name), NAME, "bold", node.w - 8)
     out = [
-        "<g>",
+        f'<g data-hop="{escape(text.name)}">',
         f"<title>{escape(text.tooltip)}</title>",
         f'<rect class="box" x="{x}" y="{y}" width="{w}" height="{h}" rx="5"/>',
-        f'<path class="head {text.colour}" d="{head}"/>',
+        f'<path class="head {colour}" d="{head}"/>',
         _text(middle, node.y + 17, name, "name", "middle"),
     ]
     free = node.h - HEAD - len(text.lines) * LINE
@@ -137,7 +146,7 @@ def _edge(edge: EdgeLine) -> str:
     )
     path = _path((*edge.points[:-1], (x2 - ux * size * 0.8, y2 - uy * size * 0.8)))
     return (
-        f"<g><title>{escape(edge.text.tooltip)}</title>"
+        f'<g data-seam="{_seam(edge)}"><title>{escape(edge.text.tooltip)}</title>'
         f'<path class="line{style}{hot}" stroke-width="{_n(edge.width)}" d="{path}"/>'
         f'<polygon class="tip{hot}" points="{tip}"/></g>'
     )
@@ -157,6 +166,10 @@ def _path(points: tuple[Point, ...]) -> str:
     return "".join(out)
 
 
+def _seam(edge: EdgeLine) -> str:
+    return escape(f"{edge.ends[0]}→{edge.ends[1]}")
+
+
 def _labels(edge: EdgeLine) -> str:
     return "".join(_label(label, edge) for label in edge.labels)
 
@@ -165,7 +178,7 @@ def _label(label: Label, edge: EdgeLine) -> str:
     """The text on a patch of background, so that a line that passes behind doesn't strike it through."""
     hot = " hot" if edge.text.hot else ""
     out = [
-        f"<g><title>{escape(edge.text.tooltip)}</title>",
+        f'<g data-seam="{_seam(edge)}"><title>{escape(edge.text.tooltip)}</title>',
         f'<rect class="bg" x="{_n(label.x - 1)}" y="{_n(label.y)}" '
         f'width="{_n(label.w + 2)}" height="{_n(label.h)}"/>',
     ]
@@ -190,7 +203,7 @@ def _legend(plan: Plan, audit: Audit, picture: Picture, width: float, top: float
     """The line styles and colours that the picture uses, then totals and dims."""
     out: list[str] = []
     x, y = 16.0, top + 8
-    for sample, name in _keys(picture):
+    for sample, name in _keys(plan, picture):
         entry = 34 + text_width(name, SIZE) + 18
         if x + entry > width and x > 16:
             x, y = 16.0, y + 17
@@ -200,7 +213,10 @@ def _legend(plan: Plan, audit: Audit, picture: Picture, width: float, top: float
         ]
         x += entry
     texts = wrap(
-        f"bytes are means; line width grows with log bytes; {totals_text(audit)}", SIZE, width - 32, 2
+        f"means, as written → compiled; line width grows with log bytes; {totals_text(audit)}",
+        SIZE,
+        width - 32,
+        2,
     )
     for line in texts:
         y += 17
@@ -214,7 +230,7 @@ def _legend(plan: Plan, audit: Audit, picture: Picture, width: float, top: float
     return out, y + 8 - top
 
 
-def _keys(picture: Picture) -> list[tuple[str, str]]:
+def _keys(plan: Plan, picture: Picture) -> list[tuple[str, str]]:
     def line(css: str, stroke: float = 1.8) -> str:
         return f'<path class="line {css}" stroke-width="{stroke}" d="M0 0H26"/>'
 
@@ -222,17 +238,19 @@ def _keys(picture: Picture) -> list[tuple[str, str]]:
         return f'<rect class="head {css}" x="4" y="-6" width="18" height="11" rx="2"/>'
 
     lines = {edge.text.line for edge in picture.edges}
-    colours = {node.text.colour for node in picture.nodes}
+    over = any(edge.text.over for edge in picture.edges)
     keys = [
         ("solid" in lines, line(""), "written by its source"),
         ("dashed" in lines, line("dashed"), "by reference, from an earlier writer"),
         ("dotted" in lines, line("dotted", 1.2), "control, no payload"),
-        (any(edge.text.hot for edge in picture.edges), line("hot", 3), "over half of all bytes"),
-        ("cpu" in colours, chip("cpu"), "cpu"),
-        ("resource" in colours, chip("resource"), "engine or learner"),
-        ("ledger" in colours, chip("ledger"), "ledger of rows"),
+        (any(edge.text.hot for edge in picture.edges), line("hot", 3), _hot(over)),
+        *((True, chip(css), f"{name} · {held_by(plan, name)}") for name, css in owner_classes(plan).items()),
     ]
     return [(sample, name) for used, sample, name in keys if used]
+
+
+def _hot(over: bool) -> str:
+    return "over half of all bytes, or over a budget" if over else "over half of all bytes"
 
 
 def _text(x: float, y: float, text: str, css: str, anchor: str = "") -> str:

@@ -1,8 +1,8 @@
 """How long do the reports of a graph take? `python bench/reports.py` times the whole commands on 10 to 1,000 hops.
 
-Each number is the wall time of a fresh process, from the shell to its end, imports and compiling included; a row is the
-median of its runs. The peer is Graphviz: `dot -Tsvg` lays out what `flowgraph draw -o ring.dot` writes. It is given that
-file, so neither the compiler nor Python is in its time. Where there is no `dot` (Debian: graphviz), its column is empty.
+Each number is the wall time of a fresh process, from the shell to its end, imports and compiling included; a row is
+the median of its runs. The peer is Graphviz: `dot -Tsvg` lays out what `flowgraph draw -o ring.dot` writes. It is given
+that file, so neither compiler nor Python is in its time. Without `dot` (Debian: graphviz) its column is empty.
 """
 
 from __future__ import annotations

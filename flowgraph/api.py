@@ -108,7 +108,8 @@ def draw(
 ) -> Diagram:
     """The data-flow diagram: a text that a notebook shows as a picture.
 
-    format: "svg" or "mermaid"; measured: a run's directory, whose bytes stand beside the predicted ones
+    format: "svg", "mermaid", "dot" or "table"; an svg has a `png()`
+    measured: a run's directory, whose bytes stand beside the predicted ones
     What the passes save is shown of a graph, and is not known of a plan.
     Raises as `compile` does; ValueError for another format, and for a run of another graph.
 

@@ -20,7 +20,7 @@ from flowgraph.cli.shared import (
     graph_of,
     show_findings,
     width,
-    write_text,
+    write_file,
 )
 from flowgraph.ir.graph import Graph
 from flowgraph.ir.text import graph_text
@@ -33,6 +33,8 @@ from flowgraph.plan.plan import to_json
 from flowgraph.plan.text import plan_text
 from flowgraph.report.draw import Format
 from flowgraph.spec.revision import at_revision
+
+SUFFIXES = {".svg": "svg", ".png": "png", ".mmd": "mermaid", ".dot": "dot", ".txt": "table"}
 
 
 @click.command()
@@ -142,29 +144,40 @@ def _show(text: str) -> None:
 @SET
 @NO_PASS
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False),
-    help="FILE.svg or FILE.mmd; default: Mermaid on stdout.",
+    "-o", "--output", type=click.Path(dir_okay=False), help="The file; its suffix says what is drawn."
+)
+@click.option(
+    "--format", "kind", type=click.Choice([*SUFFIXES.values()]), help="What to draw; default: by the suffix."
 )
 @click.option(
     "--run", "run_dir", type=click.Path(exists=True, file_okay=False), help="Show what this run measured too."
 )
 def draw(
-    graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], output: str | None, run_dir: str | None
+    graph: str,
+    overrides: tuple[str, ...],
+    no_pass: tuple[str, ...],
+    output: str | None,
+    kind: str | None,
+    run_dir: str | None,
 ) -> None:
-    """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime."""
-    formats: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid"}
-    suffix = Path(output).suffix if output else ".mmd"
-    if suffix not in formats:
-        raise click.UsageError(f"{output} is neither .svg nor .mmd")
+    """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime.
+
+    FILE.svg, .png, .mmd for Mermaid, .dot for Graphviz, .txt for a plain table. Without -o, or with `-o -`, a table
+    goes to stdout, or what --format says.
+    """
+    to_file = output not in (None, "-")
+    if to_file and kind is None and Path(output or "").suffix not in SUFFIXES:
+        raise click.UsageError(f"{output} is none of {', '.join(SUFFIXES)}; name it so, or give --format")
+    kind = kind or (SUFFIXES[Path(output or "").suffix] if to_file else "table")
     loaded = checked(graph, overrides, no_pass=no_pass, report=True)
-    text = api.draw(loaded, formats[suffix], measured=_measured(run_dir, loaded), no_pass=no_pass)
-    if output:
-        write_text(Path(output), text)
+    format: Format = "svg" if kind == "png" else kind  # type: ignore[assignment]  # one of SUFFIXES
+    made = api.draw(loaded, format, measured=_measured(run_dir, loaded), no_pass=no_pass)
+    content = made.png() if kind == "png" else made
+    if output is not None and to_file:
+        write_file(Path(output), content)
         click.echo(f"wrote {output}")
     else:
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
 
 
 @click.command()

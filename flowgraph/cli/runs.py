@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from flowgraph import api
-from flowgraph.cli.shared import GRAPH, INTERRUPTED, NO_PASS, SET, checked, write_text
+from flowgraph.cli.shared import GRAPH, INTERRUPTED, NO_PASS, SET, checked, write_file
 from flowgraph.spec.units import counted
 
 
@@ -71,7 +71,7 @@ def init(file: str) -> None:
     if path.exists():
         raise click.UsageError(f"{file} exists; give another name")
     starter = files("flowgraph").joinpath("starter.yaml")
-    write_text(path, starter.read_text(encoding="utf-8"))
+    write_file(path, starter.read_text(encoding="utf-8"))
     click.echo(
         f"wrote {file}; try: flowgraph check {file}; flowgraph draw {file} -o ring.svg; flowgraph run {file}"
     )

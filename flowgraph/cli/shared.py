@@ -76,11 +76,11 @@ def width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def write_text(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
     except OSError as error:
         raise click.UsageError(f"can't write {path}: {error.strerror}") from None

@@ -243,9 +243,8 @@ def test_a_run_says_where_everything_is(done: flowgraph.Outcome) -> None:
     assert done.steps == 2
     names = {path.name for path in Path(done.directory).iterdir()}
     assert names >= {"graph.yaml", "plan.json", "metrics.jsonl", "seams.json", "summary.json", "ring.svg"}
-    assert Path(done.directory, "ring.svg").read_text() == flowgraph.draw(
-        flowgraph.compile(TOY, {"run.steps": 2})
-    )
+    loaded = flowgraph.load(TOY, {"run.steps": 2})
+    assert Path(done.directory, "ring.svg").read_text() == flowgraph.draw(loaded)
     assert flowgraph.compile(Path(done.directory, "graph.yaml")).run.steps == 2
 
 

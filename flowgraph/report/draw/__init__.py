@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.audit import audit
 from flowgraph.report.audit.rows import Audit
-from flowgraph.report.draw.diagram import Diagram, Format
+from flowgraph.report.draw.diagram import FORMATS, Diagram, Format
+from flowgraph.report.draw.dot import to_dot
 from flowgraph.report.draw.mermaid import to_mermaid
 from flowgraph.report.draw.svg import to_svg
+from flowgraph.report.draw.table import to_table
 
-FORMATS: tuple[Format, ...] = ("svg", "mermaid")
+WRITERS: dict[Format, Callable[[Plan, Audit], str]] = {
+    "svg": to_svg,
+    "mermaid": to_mermaid,
+    "dot": to_dot,
+    "table": to_table,
+}
 
 
 def draw(plan: Plan, priced: Audit | None = None, *, format: Format = "svg") -> Diagram:
@@ -18,12 +27,9 @@ def draw(plan: Plan, priced: Audit | None = None, *, format: Format = "svg") -> 
     priced: the audit of this plan: with stages it is drawn before → after, with a run measured beside predicted; that
     of the plan alone when None. Raises ValueError for a format that is not in FORMATS.
     """
-    priced = audit(plan) if priced is None else priced
-    if format == "svg":
-        return Diagram(to_svg(plan, priced), format)
-    if format == "mermaid":
-        return Diagram(to_mermaid(plan, priced), format)
-    raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
+    if format not in WRITERS:
+        raise ValueError(f"no format {format!r}; there are {', '.join(WRITERS)}")
+    return Diagram(WRITERS[format](plan, audit(plan) if priced is None else priced), format)
 
 
 __all__ = ["FORMATS", "Diagram", "Format", "draw"]

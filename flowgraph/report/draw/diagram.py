@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Literal
 
-Format = Literal["svg", "mermaid"]
+from flowgraph.report.draw.png import to_png
+
+Format = Literal["svg", "mermaid", "dot", "table"]
+FORMATS: tuple[Format, ...] = typing.get_args(Format)
 
 
 class Diagram(str):
-    """SVG or Mermaid text. As the value of a notebook's cell it is drawn."""
+    """SVG, Mermaid or DOT text, or a plain table. As the value of a notebook's cell, the first two are drawn."""
 
     kind: Format
 
@@ -22,6 +26,12 @@ class Diagram(str):
 
     def __repr__(self) -> str:
         return f"<Diagram: {self.kind}, {len(self):,} characters>"
+
+    def png(self) -> bytes:
+        """An SVG as a PNG of twice its size. Raises ValueError for another kind, FlowgraphError without resvg."""
+        if self.kind != "svg":
+            raise ValueError(f"a PNG is made of an svg diagram, and this one is {self.kind}")
+        return to_png(self)
 
     def _repr_svg_(self) -> str | None:
         return str(self) if self.kind == "svg" else None

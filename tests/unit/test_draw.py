@@ -15,7 +15,8 @@ from flowgraph.plan.compile import compile_file
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit import Measured, audit
 from flowgraph.report.draw import FORMATS, draw
-from flowgraph.report.draw.cells import main_path, place
+from flowgraph.report.draw.cells import place
+from flowgraph.report.draw.flow import flow_of, main_path
 from flowgraph.report.draw.layout import layout
 from flowgraph.report.draw.shapes import Label, Picture
 from flowgraph.report.draw.text import fit, text_width, wrap
@@ -137,10 +138,10 @@ def test_the_quickstart_overlaps_nowhere_and_no_line_crosses_a_text(
 
 
 def test_the_quickstart_is_a_folded_ring_closed_on_the_left(quickstart: Plan) -> None:
-    prefix, loop = main_path(quickstart)
+    prefix, loop = main_path(flow_of(quickstart))
     assert prefix == ["dataset"]
     assert loop == ["dispatch", "rollout", "buffer", "batch", "reward", "advantage", "train", "sync"]
-    cells, _ = place(quickstart, 5)
+    cells, _ = place(quickstart, flow_of(quickstart), 5)
     assert [cells[n] for n in (*prefix, *loop[:4])] == [(0, c) for c in range(5)]
     assert [cells[n] for n in loop[4:]] == [(1, c) for c in (4, 3, 2, 1)]
     assert cells["sync"][1] == cells["dispatch"][1]
@@ -150,7 +151,8 @@ def test_a_ring_of_odd_length_still_closes_vertically() -> None:
     names = [f"h{i}" for i in range(7)]
     seams = [plans.seam(a, b, plans.field(a, f"p{a}")) for a, b in itertools.pairwise(names)]
     seams.append(plans.seam("h6", "h2", control=["_v"], delay=1, max_lag=0))
-    cells, _ = place(plans.plan(seams), 5)
+    plan = plans.plan(seams)
+    cells, _ = place(plan, flow_of(plan), 5)
     assert cells["h6"] == (1, cells["h2"][1])
 
 

@@ -10,7 +10,8 @@ import msgspec
 from flowgraph.plan.plan import Plan, Seam
 from flowgraph.report.audit.rows import Audit
 from flowgraph.report.draw import route
-from flowgraph.report.draw.cells import main_path, place
+from flowgraph.report.draw.cells import is_layered, layers, place
+from flowgraph.report.draw.flow import Flow, flow_of, main_path
 from flowgraph.report.draw.labels import EdgeText, edge_text, node_text
 from flowgraph.report.draw.route import Edge, Item
 from flowgraph.report.draw.shapes import (
@@ -38,6 +39,7 @@ HEAD = 24.0  # height of a node's head
 NARROWEST, WIDEST = 90.0, 150.0  # of a node, and of the gap for a label
 LONGEST = 230.0  # of a label that has a track of its own
 LANE = 12.0  # between lines in a gutter
+CORRIDOR = 44.0  # between two hops of a layer: room for lines that pass between them
 MIN_CHANNEL = 34.0  # between two rows that nothing runs between
 
 
@@ -52,27 +54,36 @@ class Grid:
         self.edge_texts = [edge_text(plan, s, rows[s.source, s.reader]) for s in self.seams]
         self.node_w = _clamp(10 + max((self._node_width(n) for n in self.texts), default=0))
         self.lines = max((len(t.lines) for t in self.texts.values()), default=0)
-        prefix, loop = main_path(plan)
-        path = prefix + loop
-        on_path = set(pairwise(path))
-        short = [
-            t for s, t in zip(self.seams, self.edge_texts, strict=True) if (s.source, s.reader) in on_path
-        ]
-        self.gap = _clamp(10 + max((label_text(t, WIDEST, split=True).width for t in short), default=0))
-        self.columns = max(2, int((WIDTH - 2 * EDGE + self.gap) // (self.node_w + self.gap)))
-        folded = len(prefix) + math.ceil(len(loop) / 2)
-        if loop and folded > self.columns:
-            # A ring is worth narrower labels, when they let it stand in two rows.
-            gap = (WIDTH - 2 * EDGE - folded * self.node_w) // (folded - 1)
-            if gap >= NARROWEST:
-                self.gap, self.columns = gap, folded
-        self.cells, self.pairs = place(plan, self.columns)
+        flow = flow_of(plan)
+        self.layered = is_layered(flow)
+        if self.layered:
+            # Between hops of a layer run lines and no labels.
+            self.gap, self.cells = CORRIDOR, layers(flow)
+            self.pairs: list[tuple[str, str]] = []
+        else:
+            self._in_rows(flow)
         self.rows = max((r for r, _ in self.cells.values()), default=-1) + 1
         self.centre = {n: c * (self.node_w + self.gap) + self.node_w / 2 for n, (_, c) in self.cells.items()}
         # A label over and under a straight edge is no higher than the hops that it stands between.
         labels = [label_text(t, WIDEST, split=True) for t in self.edge_texts if t.line != "dotted"]
         lines = max((max(len(one.above), len(one.below)) for one in labels), default=2)
         self.node_h = max(HEAD + self.lines * LINE + 10, 2 * (lines * LINE + CLEAR + 4))
+
+    def _in_rows(self, flow: Flow) -> None:
+        """The ring in two rows, when they can be made to fit; else in rows that turn."""
+        prefix, loop = main_path(flow)
+        on_path = set(pairwise(prefix + loop))
+        texts = zip(self.seams, self.edge_texts, strict=True)
+        short = [t for s, t in texts if (s.source, s.reader) in on_path]
+        self.gap = _clamp(10 + max((label_text(t, WIDEST, split=True).width for t in short), default=0))
+        columns = max(2, int((WIDTH - 2 * EDGE + self.gap) // (self.node_w + self.gap)))
+        folded = len(prefix) + math.ceil(len(loop) / 2)
+        if loop and folded > columns:
+            # A ring is worth narrower labels, when they let it stand in two rows.
+            gap = (WIDTH - 2 * EDGE - folded * self.node_w) // (folded - 1)
+            if gap >= NARROWEST:
+                self.gap, columns = gap, folded
+        self.cells, self.pairs = place(self.plan, flow, columns)
 
     def _node_width(self, name: str) -> float:
         text = self.texts[name]
@@ -121,7 +132,7 @@ class Frame(msgspec.Struct):
 def layout(plan: Plan, audit: Audit) -> Picture:
     grid = Grid(plan, audit)
     edges = grid.edges()
-    route.classify(edges, grid.cells)
+    route.classify(edges, grid.cells, straight=not grid.layered)
     for edge in edges:
         _relabel(grid, edge)
     lanes = _gutters(grid, edges)
@@ -152,20 +163,44 @@ def _relabel(grid: Grid, edge: Edge) -> None:
 
 
 def _gutters(grid: Grid, edges: list[Edge]) -> dict[int, float]:
-    """Lanes left and right of all columns, and of the labels that hang over them."""
+    """Lanes between columns where no labels stand, else left and right of all columns and of what hangs over them."""
     passing = [e for e in edges if e.kind == "gutter"]
+    lanes = _corridors(grid, passing) if grid.layered else {}
+    outside = [e for e in passing if e.order not in lanes]
     middle = (max(grid.centre.values(), default=0) + min(grid.centre.values(), default=0)) / 2
-    for edge in passing:
+    for edge in outside:
         edge.gutter = -1 if grid.centre[edge.source] + grid.centre[edge.reader] <= 2 * middle else 1
-    route.assign_ports(edges, grid.rows, grid.centre, grid.node_w)
-    rest = [e for e in edges if e.kind != "gutter"]
-    inner = [item for items in route.items_of(rest, grid.rows, {}).values() for item in items]
+    route.assign_ports(edges, grid.rows, grid.centre, grid.node_w, lanes)
+    rest = [e for e in edges if e.kind != "gutter" or e.order in lanes]
+    inner = [item for items in route.items_of(rest, grid.rows, lanes).values() for item in items]
     left = min([0.0, *(i.lo for i in inner)]) - LANE
     right = max([max(grid.centre.values(), default=0) + grid.node_w / 2, *(i.hi for i in inner)]) + LANE
+    counts = {-1: 0, 1: 0}
+    for edge in outside:
+        at = LANE * counts[edge.gutter]
+        lanes[edge.order] = left - at if edge.gutter < 0 else right + at
+        counts[edge.gutter] += 1
+    return lanes
+
+
+def _corridors(grid: Grid, passing: list[Edge]) -> dict[int, float]:
+    """The lane nearest to both ends, between two columns, that no other edge has on the same rows."""
+    step = grid.node_w + grid.gap
+    columns = max((c for _, c in grid.cells.values()), default=0)
+    places = [
+        (c * step + grid.node_w + grid.gap / 2 + shift)
+        for c in range(columns)
+        for shift in (0.0, -LANE, LANE)
+    ]
+    taken: dict[float, list[tuple[int, int]]] = {x: [] for x in places}
     lanes: dict[int, float] = {}
     for edge in passing:
-        at = sum(1 for other in passing if other.order in lanes and other.gutter == edge.gutter)
-        lanes[edge.order] = left - LANE * at if edge.gutter < 0 else right + LANE * at
+        first, last = sorted((edge.a[0], edge.b[0]))
+        ends = grid.centre[edge.source], grid.centre[edge.reader]
+        free = [x for x in places if all(last <= a or b <= first for a, b in taken[x])]
+        if free:
+            lanes[edge.order] = min(free, key=lambda x: (abs(x - ends[0]) + abs(x - ends[1]), x))
+            taken[lanes[edge.order]].append((first, last))
     return lanes
 
 

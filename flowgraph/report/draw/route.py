@@ -6,6 +6,7 @@ label, so no two labels can meet. An edge over more than one row passes through 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -63,14 +64,17 @@ class Item(msgspec.Struct):
         return len(self.edge.label.below) * LINE + CLEAR if self.label else CLEAR
 
 
-def classify(edges: list[Edge], cells: dict[str, Cell]) -> None:
-    """Straight lines go to the first in the list that asks for the way; everything else is routed."""
+def classify(edges: list[Edge], cells: dict[str, Cell], *, straight: bool) -> None:
+    """Straight lines go to the first in the list that asks for the way; everything else is routed.
+
+    straight: whether hops that stand side by side may be joined so, which takes room for a label between them
+    """
     taken = set(cells.values())
     used: set[tuple[Cell, Cell]] = set()
     for edge in edges:
         (r1, c1), (r2, c2) = edge.a, edge.b
         steps = sorted([edge.a, edge.b])
-        if r1 == r2 and edge.a != edge.b:
+        if r1 == r2 and edge.a != edge.b and straight:
             cells_between = [(r1, c) for c in range(steps[0][1], steps[1][1] + 1)]
             ways = list(pairwise(cells_between))
             if not taken & set(cells_between[1:-1]) and not used & set(ways):
@@ -93,8 +97,13 @@ def channels(edge: Edge, rows: int) -> tuple[int, int]:
     return (r1 + 1, r2) if r2 > r1 else (r1, r2 + 1)
 
 
-def assign_ports(edges: list[Edge], rows: int, centre: dict[str, float], width: float) -> None:
-    """Where on its node's top or bottom each edge begins and ends, in an order that keeps crossings few."""
+def assign_ports(
+    edges: list[Edge], rows: int, centre: dict[str, float], width: float, lanes: Mapping[int, float]
+) -> None:
+    """Where on its node's top or bottom each edge begins and ends, in an order that keeps crossings few.
+
+    lanes: edge order → x of a lane between columns that it passes through
+    """
     sides: dict[tuple[str, Side], list[tuple[tuple[float, ...], Edge, int]]] = {}
     middle: set[tuple[str, Side]] = set()
     for edge in (e for e in edges if e.kind != "across"):
@@ -108,7 +117,7 @@ def assign_ports(edges: list[Edge], rows: int, centre: dict[str, float], width: 
                 middle.add((name, side))
                 edge.ports = (centre[edge.source], centre[edge.reader])
                 continue
-            there = centre[other] if edge.kind != "gutter" else edge.gutter * FAR
+            there = centre[other] if edge.kind != "gutter" else lanes.get(edge.order, edge.gutter * FAR)
             key = _port_key(there, centre[name], arc=edge.a[0] == edge.b[0])
             sides.setdefault((name, side), []).append(((*key, edge.order), edge, end))
     for (name, side), entries in sides.items():
@@ -143,7 +152,7 @@ def _shift(i: int, lefts: int, count: int, width: float, middle: bool) -> float:
     return 14 + (i - lefts) * min(14.0, room / max(1, rights - 1))
 
 
-def items_of(edges: list[Edge], rows: int, lanes: dict[int, float]) -> dict[int, list[Item]]:
+def items_of(edges: list[Edge], rows: int, lanes: Mapping[int, float]) -> dict[int, list[Item]]:
     """Channel → what runs in it. lanes: edge order → x of its gutter lane."""
     out: dict[int, list[Item]] = {channel: [] for channel in range(rows + 1)}
     for edge in (e for e in edges if e.kind != "across"):

@@ -13,7 +13,9 @@ NAMES = ("seam", "shape", "bytes", "crosses by, until", "saved by")
 def to_table(plan: Plan, audit: Audit) -> str:
     """Aligned columns, in the order of the plan; a seam over half of all bytes or over a budget has a `!`."""
     rows = {(r.source, r.reader): r for r in audit.seams}
-    cells: list[tuple[str, ...]] = [tuple(names)]
+    texts = [edge_text(plan, seam, rows[seam.source, seam.reader]) for seam in plan.seams]
+    ran = any(text.measured for text in texts)
+    cells = [tuple(f"{name} (measured)" if ran and name == "bytes" else name for name in NAMES)]
     cells += [_cells(s.source, s.reader, t) for s, t in zip(plan.seams, texts, strict=True)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(NAMES))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]

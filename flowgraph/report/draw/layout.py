@@ -39,7 +39,8 @@ HEAD = 24.0  # height of a node's head
 NARROWEST, WIDEST = 90.0, 150.0  # of a node, and of the gap for a label
 LONGEST = 230.0  # of a label that has a track of its own
 LANE = 12.0  # between lines in a gutter
-CORRIDOR = 44.0  # between two hops of a layer: room for lines that pass between them
+BESIDE = 44.0  # between two hops of a layer
+CORRIDOR = 110.0  # the same where lines pass between them, beside what hangs over the hops
 MIN_CHANNEL = 34.0  # between two rows that nothing runs between
 
 
@@ -58,7 +59,9 @@ class Grid:
         self.layered = is_layered(flow)
         if self.layered:
             # Between hops of a layer run lines and no labels.
-            self.gap, self.cells = CORRIDOR, layers(flow)
+            self.cells = layers(flow)
+            apart = [abs(self.cells[s.source][0] - self.cells[s.reader][0]) for s in self.seams]
+            self.gap = CORRIDOR if max(apart, default=0) > 1 else BESIDE
             self.pairs: list[tuple[str, str]] = []
         else:
             self._in_rows(flow)
@@ -117,13 +120,17 @@ def _clamp(width: float) -> float:
 
 
 class Frame(msgspec.Struct):
-    """The y of every row and channel, what runs in each channel, and the x of every gutter lane."""
+    """The y of every row and channel, what runs in each channel, and the x of every lane.
+
+    through: of each lane its x, and the channels where it begins and ends
+    """
 
     items: dict[int, list[Item]]
     lanes: dict[int, float]
     tops: list[float]
     channel_tops: list[float]
     height: float
+    through: list[tuple[float, int, int]]
 
     def bottom(self, channel: int) -> float:
         return self.tops[channel] if channel < len(self.tops) else self.height
@@ -206,7 +213,10 @@ def _corridors(grid: Grid, passing: list[Edge]) -> dict[int, float]:
 
 def _frame(grid: Grid, items: dict[int, list[Item]], lanes: dict[int, float]) -> Frame:
     """Stack channels and rows; each channel is as high as its tracks need. Sets every item's y."""
-    frame = Frame(items, lanes, [], [], 0.0)
+    passing = {i.edge.order: i.edge for here in items.values() for i in here if i.edge.kind == "gutter"}
+    ends = {n: route.channels(edge, grid.rows) for n, edge in passing.items()}
+    through = [(lanes[n], min(pair), max(pair)) for n, pair in ends.items()]
+    frame = Frame(items, lanes, [], [], 0.0, through)
     y = 0.0
     for channel in range(grid.rows + 1):
         last = channel == grid.rows
@@ -262,24 +272,30 @@ def _routed(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
         points += [(frame.lanes[edge.order], first.y), (frame.lanes[edge.order], last.y)]
     points += [(x2, last.y), (x2, enter)]
     channel, item = (at_a, first) if first.label else (at_b, last)
-    stubs = _stubs(frame.items[channel], frame.channel_tops[channel], frame.bottom(channel))
+    stubs = _stubs(frame, channel)
     return EdgeLine(
         edge.ends, tuple(points), edge.stroke, _best_label(edge, item, stubs), grid.edge_texts[edge.order]
     )
 
 
-def _stubs(items: list[Item], top: float, bottom: float) -> list[tuple[float, float, float]]:
+def _stubs(frame: Frame, channel: int) -> list[tuple[float, float, float]]:
     """The vertical pieces in a channel: (x, from y, to y)."""
+    top, bottom = frame.channel_tops[channel], frame.bottom(channel)
     out = []
-    for item in items:
+    for item in frame.items[channel]:
         if item.edge.kind == "down":
             out.append((item.x1, top, bottom))
             continue
         for x, end in ((item.x1, item.ends[0]), (item.x2, item.ends[1])):
-            if end:
-                # the channel's top is where a hop above it ends
-                out.append((x, top, item.y) if end == "top" else (x, item.y, bottom))
-    return out
+            # the channel's top is where a hop above it ends; a lane goes on to where its other end is
+            up = end == "top" if end else _goes_up(item, channel)
+            out.append((x, top, item.y) if up else (x, item.y, bottom))
+    return out + [(x, top, bottom) for x, first, last in frame.through if first < channel < last]
+
+
+def _goes_up(item: Item, channel: int) -> bool:
+    """Whether an edge that passes a lane leaves this channel by it upward."""
+    return channel > min(item.edge.a[0], item.edge.b[0]) + 1
 
 
 def _best_label(edge: Edge, item: Item, stubs: list[tuple[float, float, float]]) -> tuple[Label, ...]:

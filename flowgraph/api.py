@@ -26,7 +26,7 @@ from flowgraph.passes import pipeline
 from flowgraph.passes.check import check
 from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rewrite import PASSES
-from flowgraph.plan.compile import compile_graph, finish, plans
+from flowgraph.plan.compile import compile_graph, hold, plans
 from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.naive import naive_plan
 from flowgraph.plan.plan import Plan
@@ -65,7 +65,7 @@ def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()
     name = os.fspath(path)
     _importable(os.getcwd(), str(home(name)))
     loaded = pipeline.load(name, _assignments(overrides))
-    finish(loaded, off=passes_off(no_pass))
+    hold(loaded, off=passes_off(no_pass))
     return loaded
 
 
@@ -254,7 +254,7 @@ def _held(loaded: Loaded, no_pass: Collection[str]) -> Loaded:
     """What was loaded, held against its budgets with these passes left out, whichever it was loaded with."""
     found = [d for d in loaded.diagnostics if d.code != "FG502"]
     again = msgspec.structs.replace(loaded, diagnostics=found)
-    finish(again, off=passes_off(no_pass))
+    hold(again, off=passes_off(no_pass))
     return again
 
 

@@ -294,7 +294,9 @@ def _priced(
         if found := differences(ran, now):
             plan = msgspec.structs.replace(ran, budgets=now.budgets)
             whole, stages = _ran(directory, ran)
-            notes = [f"the graph has changed since this run ({_some(found)}); priced is the plan that ran"]
+            notes = [
+                f"the graph or its hops changed since this run ({_some(found)}); priced is the plan that ran"
+            ]
     naive = None if whole is None else naive_plan(whole)
     return plan, auditing.audit(plan, measured, stages=stages, naive=naive, notes=notes)
 

@@ -224,7 +224,10 @@ def audit(
     else:
         text = auditing.render_naive if naive else auditing.render_table
         click.echo(text(result, width(), color=color()), nl=False)
-    if fail_over and (found := list(auditing.measured_over(result, graph_of(loaded).file.budgets))):
+    budgets = graph_of(loaded).file.budgets
+    if fail_over and not budgets:
+        click.echo(f"{graph} has no budgets, so nothing can be over one", err=True)
+    if fail_over and (found := list(auditing.measured_over(result, budgets))):
         print_findings(found, loaded.sources)
         fail_at_the_end()
 

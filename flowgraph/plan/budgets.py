@@ -82,7 +82,7 @@ def _help(plan: Plan, graph: Graph, one: Excess) -> str:
     assert budget.amount is not None
     step = "/step" if budget.amount.per_step else ""
     off = [name for name in PASSES if name not in plan.passes]
-    cut = remedy(graph, off, lambda made: spent(budget, made), budget.amount.nbytes, one.cost)
+    cut = remedy(graph, off, lambda made: spent(budget, made), budget.amount.nbytes, one.part)
     if cut is None:
         change = f"read less over {one.part}" if step else _smaller(plan, one.part)
         lowest = floor(graph, lambda made: spent(budget, made))

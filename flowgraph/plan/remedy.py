@@ -14,7 +14,7 @@ import msgspec
 from flowgraph.ir.graph import Graph, Owner
 from flowgraph.passes.check import check
 from flowgraph.passes.rewrite import PASSES, rewrite
-from flowgraph.plan.bill import NOBODY, Cost
+from flowgraph.plan.bill import NOBODY
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.dims import Size
@@ -23,14 +23,14 @@ from flowgraph.spec.units import size_text
 Price = Callable[[Plan], float]  # what a budget is of: a step's mean, or the bound of what is held
 
 
-def remedy(graph: Graph, off: Collection[str], price: Price, budget: float, cost: Cost) -> str | None:
+def remedy(graph: Graph, off: Collection[str], price: Price, budget: float, part: str) -> str | None:
     """One thing to do, as text; None when nothing here is enough.
 
-    graph: as written, without findings; off: the passes that are left out; cost: what is too much
+    graph: as written, without findings; off: the passes that are left out; part: the largest of what is too much
     """
     if names := passes_on(graph, off, price, budget):
         return f"leave {' and '.join(names)} on"
-    if moves := list(_moves(graph, off, price, budget, cost)):
+    if moves := list(_moves(graph, off, price, budget, part)):
         return " or ".join(moves)
     if sizes := [*_dims(graph, off, price, budget), *_slots(graph, off, price, budget)]:
         return " or ".join(f"--set {one}" for one in sizes)
@@ -60,9 +60,9 @@ def passes_on(graph: Graph, off: Collection[str], price: Price, budget: float) -
 # --- options of the graph --------------------------------------------------------------------------------------
 
 
-def _moves(graph: Graph, off: Collection[str], price: Price, budget: float, cost: Cost) -> Iterator[str]:
+def _moves(graph: Graph, off: Collection[str], price: Price, budget: float, part: str) -> Iterator[str]:
     """Owners for the hops at the ends of the largest seam, where the file names one and no resource ties them to it."""
-    ends = cost.parts[0][0].removesuffix(NOBODY).split(" → ")
+    ends = part.removesuffix(NOBODY).split(" → ")
     for name in ends:
         node, decl = graph.nodes.get(name), graph.file.hops.get(name)
         if node is None or decl is None or not decl.owner or node.spec.facts.kind != "hop":

@@ -26,10 +26,11 @@ from flowgraph.passes import pipeline
 from flowgraph.passes.check import check
 from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rewrite import PASSES
-from flowgraph.plan.compile import compile_graph, finish, plans
+from flowgraph.plan.compile import compile_graph, hold, plans
 from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.naive import naive_plan
 from flowgraph.plan.plan import Plan
+from flowgraph.plan.ran import differences, read_ran
 from flowgraph.report import audit as auditing
 from flowgraph.report import diff as differing
 from flowgraph.report import draw as drawing
@@ -65,7 +66,7 @@ def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()
     name = os.fspath(path)
     _importable(os.getcwd(), str(home(name)))
     loaded = pipeline.load(name, _assignments(overrides))
-    finish(loaded, off=passes_off(no_pass))
+    hold(loaded, off=passes_off(no_pass))
     return loaded
 
 
@@ -260,7 +261,7 @@ def _held(loaded: Loaded, no_pass: Collection[str]) -> Loaded:
     """What was loaded, held against its budgets with these passes left out, whichever it was loaded with."""
     found = [d for d in loaded.diagnostics if d.code != "FG502"]
     again = msgspec.structs.replace(loaded, diagnostics=found)
-    finish(again, off=passes_off(no_pass))
+    hold(again, off=passes_off(no_pass))
     return again
 
 
@@ -283,17 +284,39 @@ def _plan(graph: File | Loaded | Graph | Plan) -> Plan:
 def _priced(
     graph: File | Loaded | Graph | Plan, measured: Measured | File | None, no_pass: Collection[str]
 ) -> tuple[Plan, Audit]:
-    """A plan and its audit, with what only the graph tells when there is one."""
-    if isinstance(graph, Plan):
-        return graph, auditing.audit(graph, _measured(measured, graph))
-    whole = _given(graph, ())
-    stages = list(plans(whole, off=passes_off(no_pass)))
-    plan = stages[-1][1]
-    priced = auditing.audit(plan, _measured(measured, plan), stages=stages, naive=naive_plan(whole))
-    return plan, priced
+    """A plan and its audit, with what only the graph tells when there is one.
+
+    A run's directory brings its own plan: what it measured is held against that, and a graph that has changed since
+    is said to have.
+    """
+    whole = None if isinstance(graph, Plan) else _given(graph, ())
+    stages = [] if whole is None else list(plans(whole, off=passes_off(no_pass)))
+    plan = graph if isinstance(graph, Plan) else stages[-1][1]
+    notes: list[str] = []
+    if measured is not None and not isinstance(measured, Measured):
+        directory, now = os.fspath(measured), plan
+        measured = read_measured(directory, now.graph)
+        ran = read_ran(directory, now.graph)
+        if found := differences(ran, now):
+            plan = msgspec.structs.replace(ran, budgets=now.budgets)
+            whole, stages = _ran(directory, ran)
+            notes = [
+                f"the graph or its hops changed since this run ({_some(found)}); priced is the plan that ran"
+            ]
+    naive = None if whole is None else naive_plan(whole)
+    return plan, auditing.audit(plan, measured, stages=stages, naive=naive, notes=notes)
 
 
-def _measured(measured: Measured | File | None, plan: Plan) -> Measured | None:
-    if measured is None or isinstance(measured, Measured):
-        return measured
-    return read_measured(os.fspath(measured), plan.graph)
+def _ran(directory: str, ran: Plan) -> tuple[Graph | None, list[tuple[str, Plan]]]:
+    """The graph of a run and its stages, when the hops that are here now still make the plan that ran."""
+    _importable(os.getcwd())
+    graph = pipeline.load(os.path.join(directory, "graph.yaml")).graph
+    if graph is None or check(graph):
+        return None, []
+    stages = list(plans(graph, off=[name for name in PASSES if name not in ran.passes]))
+    return (None, []) if differences(ran, stages[-1][1]) else (graph, stages)
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

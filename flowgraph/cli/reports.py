@@ -17,18 +17,19 @@ from flowgraph.cli.shared import (
     NO_PASS,
     SET,
     checked,
+    color,
+    fail_at_the_end,
     graph_of,
+    print_findings,
     show_findings,
     width,
     write_file,
 )
 from flowgraph.ir.graph import Graph
 from flowgraph.ir.text import graph_text
-from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rates import rates
 from flowgraph.passes.rewrite import PASSES, rewrite
 from flowgraph.plan.compile import compile_graph
-from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.plan import to_json
 from flowgraph.plan.text import plan_text
 from flowgraph.report.draw import Format
@@ -89,7 +90,7 @@ def explain(
         return
     if stage and place:
         raise click.UsageError("give --stage or --place")
-    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
+    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True, fails=False)
     if stage:
         click.echo(_stage(graph_of(loaded), stage, no_pass, as_json), nl=as_json)
     elif place:
@@ -169,9 +170,12 @@ def draw(
     if to_file and kind is None and Path(output or "").suffix not in SUFFIXES:
         raise click.UsageError(f"{output} is none of {', '.join(SUFFIXES)}; name it so, or give --format")
     kind = kind or (SUFFIXES[Path(output or "").suffix] if to_file else "table")
-    loaded = checked(graph, overrides, no_pass=no_pass, report=True)
+    loaded = checked(graph, overrides, no_pass=no_pass, report=True, fails=False)
     format: Format = "svg" if kind == "png" else kind  # type: ignore[assignment]  # one of SUFFIXES
-    made = api.draw(loaded, format, measured=_measured(run_dir, loaded), no_pass=no_pass)
+    try:
+        made = api.draw(loaded, format, measured=run_dir, no_pass=no_pass)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     content = made.png() if kind == "png" else made
     if output is not None and to_file:
         write_file(Path(output), content)
@@ -184,29 +188,61 @@ def draw(
 @GRAPH
 @SET
 @NO_PASS
+@click.option("--naive", is_flag=True, help="What a single controller would carry of every field, beside it.")
 @click.option(
     "--run",
     "run_dir",
     type=click.Path(exists=True, file_okay=False),
-    help="Put what this run measured beside it.",
+    help="Put what this run measured beside it; the plan that ran is priced.",
 )
 @JSON
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a row a field.")
+@click.option(
+    "--fail-over",
+    is_flag=True,
+    help="Exit code 1 when a budget is exceeded; with --run also by what it measured.",
+)
 def audit(
-    graph: str, overrides: tuple[str, ...], no_pass: tuple[str, ...], run_dir: str | None, as_json: bool
+    graph: str,
+    overrides: tuple[str, ...],
+    no_pass: tuple[str, ...],
+    naive: bool,
+    run_dir: str | None,
+    as_json: bool,
+    as_csv: bool,
+    fail_over: bool,
 ) -> None:
-    """Price every seam of GRAPH in bytes a step, largest first."""
+    """Price every seam of GRAPH in bytes a step, largest first.
+
+    A budget may be given here as well: --set 'budgets.driver=16 KB/step'.
+    """
     from flowgraph.report import audit as auditing
 
-    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True)
-    result = api.audit(loaded, _measured(run_dir, loaded), no_pass=no_pass)
-    click.echo(auditing.to_json(result) if as_json else auditing.render_table(result, width()))
-
-
-def _measured(run_dir: str | None, loaded: Loaded) -> Measured | None:
+    if as_json + as_csv + naive > 1:
+        raise click.UsageError(
+            "give one of --naive, --json and --csv; the last two hold all that --naive shows"
+        )
+    loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True, fails=fail_over)
     try:
-        return read_measured(run_dir, graph_of(loaded).file.name) if run_dir else None
+        result = api.audit(loaded, run_dir, no_pass=no_pass)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if as_json or as_csv:
+        click.echo(auditing.to_json(result) if as_json else auditing.to_csv(result), nl=as_json)
+    elif naive and result.naive is None:
+        raise click.UsageError(
+            f"the hops of {run_dir} have changed since it ran, so what would be carried is not known; "
+            f"give --naive without --run"
+        )
+    else:
+        text = auditing.render_naive if naive else auditing.render_table
+        click.echo(text(result, width(), color=color()), nl=False)
+    budgets = graph_of(loaded).file.budgets
+    if fail_over and not budgets:
+        click.echo(f"{graph} has no budgets, so nothing can be over one", err=True)
+    if fail_over and (found := list(auditing.measured_over(result, budgets))):
+        print_findings(found, loaded.sources)
+        fail_at_the_end()
 
 
 @click.command()

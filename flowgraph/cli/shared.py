@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import Loaded
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.spec.render import render
+from flowgraph.spec.units import counted
 
 FINDINGS, INTERRUPTED = 1, 130  # and 2 for wrong usage, which click gives
 GRAPH = click.argument("graph", type=click.Path())
@@ -35,9 +37,11 @@ def checked(
     as_json: bool = False,
     no_pass: tuple[str, ...] = (),
     report: bool = False,
+    fails: bool = True,
 ) -> Loaded:
+    """The graph, when it has no findings to end with; see `show_findings`."""
     loaded = api.load(path, overrides, no_pass=no_pass)
-    show_findings(loaded, as_json=as_json, report=report)
+    show_findings(loaded, as_json=as_json, report=report, fails=fails)
     return loaded
 
 
@@ -46,10 +50,11 @@ def graph_of(loaded: Loaded) -> Graph:
     return loaded.graph
 
 
-def show_findings(*graphs: Loaded, as_json: bool, report: bool = False) -> None:
+def show_findings(*graphs: Loaded, as_json: bool, report: bool = False, fails: bool = True) -> None:
     """Show what there is to find in graphs, if anything, and end.
 
-    report: go on all the same, to the same exit code, when each has a plan; a report says why it is over a budget.
+    report: go on all the same when each has a plan; a report says why it is over a budget
+    fails: whether such a report then ends with the exit code of findings
     """
     found = [d for loaded in graphs for d in loaded.diagnostics]
     if not found:
@@ -58,11 +63,20 @@ def show_findings(*graphs: Loaded, as_json: bool, report: bool = False) -> None:
     if as_json and not go_on:
         click.echo(json.dumps({"diagnostics": [_as_dict(d) for d in found]}, indent=1))
     else:
-        sources = {name: text for loaded in graphs for name, text in loaded.sources.items()}
-        click.echo(render(found, sources), err=True)
-        click.echo(f"\n{len(found)} finding{'s' if len(found) > 1 else ''}", err=True)
+        print_findings(found, {name: text for loaded in graphs for name, text in loaded.sources.items()})
     if not go_on:
         raise SystemExit(FINDINGS)
+    if fails:
+        fail_at_the_end()
+
+
+def print_findings(found: list[Diagnostic], sources: dict[str, str]) -> None:
+    click.echo(render(found, sources), err=True)
+    click.echo(f"\n{counted(len(found), 'finding')}", err=True)
+
+
+def fail_at_the_end() -> None:
+    """Let a command go on, to the exit code of findings."""
     click.get_current_context().find_root().obj = FINDINGS
 
 
@@ -70,6 +84,11 @@ def _as_dict(d: Diagnostic) -> Any:
     import msgspec
 
     return msgspec.to_builtins(d)
+
+
+def color() -> bool:
+    """Whether what is printed is seen on a terminal that shows colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def width() -> int:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flowgraph.errors import Diagnostic
-from flowgraph.passes.sizes import COUNTED
-from flowgraph.plan.bill import NOBODY, PASSING, Bill, Cost, bill
+from flowgraph.ir.graph import Graph
+from flowgraph.passes.rewrite import PASSES
+from flowgraph.plan.bill import PASSING, Bill, Cost, bill
 from flowgraph.plan.plan import Plan
+from flowgraph.plan.remedy import floor, remedy
 from flowgraph.spec.budgets import ARENAS, BudgetDecl
-from flowgraph.spec.dims import parse
 from flowgraph.spec.units import enough, size_text
 
 SHOWN = 3  # parts of a sum that is too large
@@ -40,9 +41,16 @@ def exceeded(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Excess]:
             yield Excess(budget, cost, spent)
 
 
-def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan) -> Iterator[Diagnostic]:
-    """FG502 for every budget that is exceeded."""
-    return (_exceeded(plan, one) for one in exceeded(budgets, plan))
+def check_budgets(budgets: Sequence[BudgetDecl], plan: Plan, graph: Graph) -> Iterator[Diagnostic]:
+    """FG502 for every budget that is exceeded. graph: what the plan was made of, for what would bring it under."""
+    return (_exceeded(plan, graph, one) for one in exceeded(budgets, plan))
+
+
+def spent(budget: BudgetDecl, plan: Plan) -> float:
+    """What the plan costs of what the budget is of."""
+    assert budget.amount is not None
+    cost = cost_of(bill(plan), budget)
+    return (cost.mean if budget.amount.per_step else cost.max) if cost else 0
 
 
 def cost_of(costs: Bill, budget: BudgetDecl) -> Cost | None:
@@ -56,7 +64,7 @@ def cost_of(costs: Bill, budget: BudgetDecl) -> Cost | None:
     return costs.seams.get(budget.seam) if budget.seam else costs.transports.get(budget.name)
 
 
-def _exceeded(plan: Plan, one: Excess) -> Diagnostic:
+def _exceeded(plan: Plan, graph: Graph, one: Excess) -> Diagnostic:
     budget, cost = one.budget, one.cost
     assert budget.amount is not None
     step = "/step" if budget.amount.per_step else ""
@@ -65,28 +73,27 @@ def _exceeded(plan: Plan, one: Excess) -> Diagnostic:
     does = f"moves {size_text(one.spent)} a step" if step else f"holds up to {size_text(one.spent)}"
     over = size_text(one.spent - budget.amount.nbytes)
     message = f"{budget.name} {does}, {over} over its budget of {budget.amount.text}: {parts}{rest}"
-    cut = _less(plan, budget, cost, one.part) if step else _smaller(plan, one.part)
-    help = f"{cut}, or raise the budget to {enough(one.spent)}{step}"
-    return Diagnostic("FG502", budget.place, message, help)
+    return Diagnostic("FG502", budget.place, message, _help(plan, graph, one))
 
 
-def _less(plan: Plan, budget: BudgetDecl, cost: Cost, largest: str) -> str:
-    """What lets fewer bytes cross: the passes that are left out and keep payload off the driver, before all else."""
-    off = []
-    if budget.name == "driver":
-        unread = any(name.endswith(NOBODY) for name, _ in cost.parts)
-        off = ["project"] * unread + ["defer"] * ("defer" not in plan.passes)
-    return f"leave {' and '.join(off)} on" if off else f"read less over {largest}"
+def _help(plan: Plan, graph: Graph, one: Excess) -> str:
+    """What brings it under, by compiling with it; where nothing does, what there is to change by hand."""
+    budget = one.budget
+    assert budget.amount is not None
+    step = "/step" if budget.amount.per_step else ""
+    off = [name for name in PASSES if name not in plan.passes]
+    cut = remedy(graph, off, lambda made: spent(budget, made), budget.amount.nbytes, one.part)
+    if cut is None:
+        change = f"read less over {one.part}" if step else _smaller(plan, one.part)
+        lowest = floor(graph, lambda made: spent(budget, made))
+        cut = f"no pass and no dim brings it under, {lowest}{step} is the least: {change}"
+    return f"{cut}, or raise the budget to {enough(one.spent)}{step}"
 
 
 def _smaller(plan: Plan, part: str) -> str:
-    """What makes a part of a process's memory smaller."""
     hop = plan.hops.get(part.removeprefix("blocks of ").removesuffix(PASSING))
-    if part in ("KV cache", "cached prefixes"):
-        return "lower the engine's slots"
-    if hop is None or any(c.kind == "tensors" for c in hop.written):
-        return "name a smaller model"
-    shape = max(hop.written, key=lambda c: c.max_bytes).shape
-    names = [name for dim in shape for n in sorted(parse(dim).names) for name in COUNTED.get(n, (n,))]
-    named = [f"dims.{name}" for name in dict.fromkeys(names) if name in plan.dims] or ["dims.group"]
-    return f"lower the bound of {' or '.join(named)}"
+    return (
+        "name a smaller model"
+        if hop is None or any(c.kind == "tensors" for c in hop.written)
+        else f"write less in {hop.name}"
+    )

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from flowgraph.errors import CheckError, FlowgraphError
 from flowgraph.ir.graph import Graph
 from flowgraph.passes.pipeline import Loaded, load
@@ -33,9 +35,22 @@ def compile_graph(graph: Graph, *, off: Collection[str] = (), verify: bool = Fal
 def plans(graph: Graph, *, off: Collection[str] = ()) -> Iterator[tuple[str, Plan]]:
     """("source", the plan without any pass), then the plan after each pass that is on."""
     passes: list[str] = []
+    before, plan = graph, lower(graph)
     for name, after in stages(graph, off):
         passes += [name] if name != SOURCE else []
-        yield name, lower(after, passes)
+        plan = (
+            msgspec.structs.replace(plan, passes=tuple(passes))
+            if _same(before, after)
+            else lower(after, passes)
+        )
+        before = after
+        yield name, plan
+
+
+def _same(before: Graph, after: Graph) -> bool:
+    """Whether a pass changed nothing: what it leaves alone it hands on as it was."""
+    nodes = zip(before.nodes.values(), after.nodes.values(), strict=True)
+    return before.mapped == after.mapped and all(a is b for a, b in nodes)
 
 
 def compile_file(path: str, overrides: Sequence[str] = (), *, off: Collection[str] = ()) -> Plan:
@@ -57,9 +72,15 @@ def finish(loaded: Loaded, *, off: Collection[str] = ()) -> Plan | None:
     plan = compile_graph(loaded.graph, off=off)
     file, unsound = loaded.graph.file, {d.place for d in loaded.diagnostics}
     sound = [b for b in file.budgets if not {b.at, b.place} & unsound]
-    found = [*loaded.diagnostics, *check_budgets(sound, plan)]
+    found = [*loaded.diagnostics, *check_budgets(sound, plan, loaded.graph)]
     loaded.diagnostics = sorted(found, key=lambda d: (d.place, d.code, d.message))
     return None if unsound else plan
+
+
+def hold(loaded: Loaded, *, off: Collection[str] = ()) -> None:
+    """`finish`, when something comes of it: the graph has budgets, or a dump is asked for."""
+    if os.environ.get(DUMP) or (loaded.graph is not None and loaded.graph.file.budgets):
+        finish(loaded, off=off)
 
 
 def _dump(directory: Path, made: Iterator[tuple[str, Plan]]) -> None:

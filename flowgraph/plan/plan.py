@@ -198,6 +198,8 @@ class SeamField(msgspec.Struct, frozen=True):
     """One port's share of a seam. Bytes are a step's, as the reader reads them.
 
     driver: mean and bound of the bytes a step of it that pass through the driver's memory
+    ranks: of the reader's owner that read it; slice_bytes: mean bytes a step that each of them needs
+    split: the dims that are shared out among them, each with the number of its parts
     """
 
     port: str
@@ -209,6 +211,9 @@ class SeamField(msgspec.Struct, frozen=True):
     max_bytes: int
     priced: bool
     driver: tuple[float, int] = (0.0, 0)
+    ranks: int = 1
+    slice_bytes: float = 0.0
+    split: tuple[tuple[str, int], ...] = ()
 
 
 class Seam(msgspec.Struct, frozen=True):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
 # A monomial is a sorted tuple of dim names (with repeats); a polynomial maps monomials to integer factors.
 Monomial = tuple[str, ...]
+KEPT = 4096  # a graph has few dims, and says each of them many times
 
 
 class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,12 +72,17 @@ class Expr(msgspec.Struct, frozen=True):
         return total
 
     def __str__(self) -> str:
-        parts = []
-        for monomial, factor in sorted(self.terms, key=lambda t: (-len(t[0]), t[0])):
-            names = "*".join(monomial)
-            sign = {1: "", -1: "-"}.get(factor, f"{factor}*")
-            parts.append(f"{sign}{names}" if names else str(factor))
-        return "+".join(parts).replace("+-", "-") or "0"
+        return _text(self.terms)
+
+
+@lru_cache(KEPT)
+def _text(terms: tuple[tuple[Monomial, int], ...]) -> str:
+    parts = []
+    for monomial, factor in sorted(terms, key=lambda t: (-len(t[0]), t[0])):
+        names = "*".join(monomial)
+        sign = {1: "", -1: "-"}.get(factor, f"{factor}*")
+        parts.append(f"{sign}{names}" if names else str(factor))
+    return "+".join(parts).replace("+-", "-") or "0"
 
 
 def integer(value: int) -> Expr:
@@ -86,6 +93,7 @@ def symbol(name: str) -> Expr:
     return Expr.make({(name,): 1})
 
 
+@lru_cache(KEPT)
 def parse(text: str) -> Expr:
     """Read one dim, e.g. `leaf+1`, `2*layer`, `(prompt+response)*sample`. Raises ValueError naming the text."""
     try:

@@ -5,6 +5,7 @@ A field's name in the file is its `encode_name`; the docstrings and descriptions
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -82,6 +83,7 @@ class GraphForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     models: dict[str, ModelLock] | UnsetType = UNSET
 
 
+@cache
 def kinds(form: type[msgspec.Struct]) -> dict[str, Any]:
     """The keys of one mapping of the file, each with the type of its value."""
     return {f.encode_name: f.type for f in msgspec.structs.fields(form)}

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from flowgraph.engines.registry import TransformersOptions
+from flowgraph.errors import Place
 from flowgraph.learners.registry import TorchOptions
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam, SeamField, Watch
 from flowgraph.spec.dims import Size
 from flowgraph.spec.form import RunDecl
 
+PLACE = Place("graph.yaml", 1, 1)
 OWNERS = {
     "driver": Owner("driver", 1, 1, 0, ("driver",)),
     "rollout": Owner("rollout", 1, 1, 0, ("rollout",), engine=TransformersOptions("smollm2-135m")),

@@ -114,7 +114,7 @@ def test_a_run_is_held_against_its_budgets_with_the_passes_that_it_leaves_out(tm
     with pytest.raises(flowgraph.CheckError, match="leave defer on"):
         flowgraph.run(TOY, overrides=budget, no_pass=["defer"], runs=tmp_path / "runs")
     loaded = flowgraph.load(TOY, budget)
-    with pytest.raises(flowgraph.CheckError, match="leave project and defer on"):
+    with pytest.raises(flowgraph.CheckError, match="leave fold and defer on"):
         flowgraph.run(loaded, no_pass=["all"], runs=tmp_path / "runs")
     assert loaded.diagnostics == []
     assert not (tmp_path / "runs").exists()

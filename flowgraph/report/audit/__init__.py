@@ -2,6 +2,8 @@
 
 from flowgraph.plan.measured import Measured
 from flowgraph.report.audit.audit import audit
+from flowgraph.report.audit.controller import render_naive
+from flowgraph.report.audit.export import to_csv
 from flowgraph.report.audit.rows import (
     Audit,
     Carried,
@@ -13,7 +15,8 @@ from flowgraph.report.audit.rows import (
     Total,
     to_json,
 )
-from flowgraph.report.audit.table import render_table, renderable
+from flowgraph.report.audit.spent import measured_over
+from flowgraph.report.audit.table import render_table
 
 __all__ = [
     "Audit",
@@ -26,7 +29,9 @@ __all__ = [
     "SeamRow",
     "Total",
     "audit",
+    "measured_over",
+    "render_naive",
     "render_table",
-    "renderable",
+    "to_csv",
     "to_json",
 ]

@@ -49,11 +49,12 @@ def audit(
     *,
     stages: Sequence[tuple[str, Plan]] = (),
     naive: Plan | None = None,
+    notes: Sequence[str] = (),
 ) -> Audit:
     """Price every seam of a plan. A run that finished no step measured nothing.
 
     stages: the plan without any pass, then after each, as `plan.compile.plans` gives them: for before → after
-    naive: the plan of `plan.naive`, for what a single controller would carry
+    naive: the plan of `plan.naive`, for what a single controller would carry; notes: to be said of it all
     """
     if measured is not None and measured.steps < 1:
         measured = None
@@ -70,22 +71,28 @@ def audit(
             )
         rows.append(row)
     ranked = sorted(rows, key=lambda r: (not r.fields, -r.mean, -r.max, r.source, r.reader))
-    owners = _owners(plan, rows)
+    owners = _owners(rows)
     through = traffic(plan, "driver")
-    read = _sum([p for p in owners if (p.writer == "driver") != (p.reader == "driver")]).measured
     return Audit(
         graph=plan.graph,
         seams=tuple(ranked),
         owners=owners,
         total=_sum(owners),
-        driver=Total(through.mean, through.max, read),
+        driver=Total(through.mean, through.max, _crossing(owners, "driver", measured)),
         steps=measured.steps if measured else None,
         control_bytes=measured.control_bytes / measured.steps if measured else None,
-        processes=tuple(_process(plan, name) for name in plan.owners),
+        processes=tuple(_process(plan, name, owners, measured) for name in plan.owners),
         before=sum(n for n, _ in before.values()) if stages else None,
         driver_before=sum(n for _, n in before.values()) if stages else None,
         naive=carried.total(naive, dict(at.naive)) if naive else None,
+        notes=(*notes, *_notes(measured)),
     )
+
+
+def _notes(measured: Measured | None) -> list[str]:
+    if measured is None or measured.lengths:
+        return []
+    return ["the run recorded no lengths, so what it measured stands beside the declared means alone"]
 
 
 def _basis(
@@ -168,6 +175,11 @@ def _field(at: _Basis, seam: Seam, field: SeamField) -> FieldRow:
         before=at.source.get((seam.reader, field.port)),
         naive=at.naive.get((seam.reader, field.port)),
         expected=expected,
+        owners=(at.plan.hops[field.producer].owner, at.plan.hops[seam.reader].owner),
+        driver=field.driver[0],
+        ranks=field.ranks,
+        slice_bytes=field.slice_bytes,
+        split=field.split,
     )
 
 
@@ -192,17 +204,24 @@ def _encoding(plan: Plan, one: Read) -> str:
     return ", ".join(word for word in (how, once) if word)
 
 
-def _process(plan: Plan, owner: str) -> OwnerRow:
+def _process(plan: Plan, owner: str, pairs: Sequence[PairRow], measured: Measured | None) -> OwnerRow:
     moves, holds = traffic(plan, owner), memory(plan, owner)
-    return OwnerRow(owner, moves.mean, moves.max, holds.max if holds.priced else None)
+    read = _crossing(pairs, owner, measured)
+    return OwnerRow(owner, moves.mean, moves.max, holds.max if holds.priced else None, read)
 
 
-def _owners(plan: Plan, rows: list[SeamRow]) -> tuple[PairRow, ...]:
+def _crossing(pairs: Sequence[PairRow], owner: str, measured: Measured | None) -> float | None:
+    """What was measured in or out of an owner's process; the driver counts what only passes through it too."""
+    if owner == "driver" and measured is not None and measured.driver_bytes:
+        return measured.driver_bytes / measured.steps
+    return _sum([p for p in pairs if (p.writer == owner) != (p.reader == owner)]).measured
+
+
+def _owners(rows: list[SeamRow]) -> tuple[PairRow, ...]:
     pairs: dict[tuple[str, str], list[FieldRow]] = {}
     for row in rows:
         for field in row.fields:
-            pair = plan.hops[field.producer].owner, plan.hops[row.reader].owner
-            pairs.setdefault(pair, []).append(field)
+            pairs.setdefault(field.owners, []).append(field)
     out = [
         PairRow(
             w, r, sum(f.mean for f in fields), sum(f.max for f in fields), _add(f.measured for f in fields)

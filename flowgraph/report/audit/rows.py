@@ -29,6 +29,8 @@ class FieldRow(msgspec.Struct, frozen=True):
     before: mean without any pass; naive: as a single controller carries it
     expected: the price at the lengths that the run recorded
     exceeds: a step read more on average than the most that was predicted
+    owners: of the hop that wrote it, and of the one that reads it; driver: bytes a step that pass through the driver
+    ranks, slice_bytes, split: which part each rank of the reader's owner reads, as in the plan
     """
 
     port: str
@@ -47,6 +49,16 @@ class FieldRow(msgspec.Struct, frozen=True):
     before: float | None = None
     naive: Carried | None = None
     expected: float | None = None
+    owners: tuple[str, str] = ("", "")
+    driver: float = 0.0
+    ranks: int = 1
+    slice_bytes: float = 0.0
+    split: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether its bytes go from one process to another."""
+        return self.owners[0] != self.owners[1] and self.mean > 0
 
     @property
     def off(self) -> bool:
@@ -122,6 +134,7 @@ class OwnerRow(msgspec.Struct, frozen=True):
     mean: float
     max: int
     memory: int | None
+    measured: float | None = None
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -137,6 +150,7 @@ class Audit(msgspec.Struct, frozen=True):
     naive: as a single controller carries it; what trainers send to engines (weights) goes past it there too, and is
     not in it
     steps and control_bytes (message bytes a step through the driver's sockets) are known after a run only
+    notes: what a reader of the numbers has to know besides, one sentence each
     """
 
     graph: str
@@ -150,6 +164,7 @@ class Audit(msgspec.Struct, frozen=True):
     before: float | None = None
     driver_before: float | None = None
     naive: Carried | None = None
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The table that `flowgraph audit` prints."""

@@ -1,102 +1,117 @@
-"""The audit as a table: for a terminal by rich, or as plain text of a given width."""
+"""The audit as a table: seams ranked by bytes a step with what lies beneath, then what every process pays."""
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from flowgraph.report.audit.rows import Audit, FieldRow, SeamRow, Total
+from flowgraph.report.audit.lines import Line, painted, table, wrapped
+from flowgraph.report.audit.rows import Audit, FieldRow, Saving, SeamRow, differs
 from flowgraph.spec.units import counted, per_step, percent_text, share_text, size_text
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
 OVER = "!"  # beside a measured mean above the predicted max
+OFF = "≠"  # beside one that is not the price at the run's own lengths
 HOT = 0.5  # a seam that alone carries more than half of all bytes
 
 
-def render_table(audit: Audit, width: int = 100, *, fields: bool = True) -> str:
-    """Plain text, no colour, no line wider than `width` (at least 72)."""
-    from rich.console import Console
-
+def render_table(audit: Audit, width: int = 100, *, fields: bool = True, color: bool = False) -> str:
+    """No line is wider than `width` (at least 72). fields: also a line for each port; color: for a terminal."""
     width = max(width, 72)
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(renderable(audit, width, fields=fields))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    parts = [
+        _titled("bytes a step", _seams(audit, width, fields, color), color),
+        _titled("processes", _processes(audit, width, color), color),
+        _titled("who reads whose bytes", _pairs(audit, width, color), color),
+        (line for note in _notes(audit) for line in wrapped(note, width)),
+    ]
+    return "\n\n".join(text for part in parts if (text := "\n".join(part))) + "\n"
 
 
-def renderable(audit: Audit, width: int, *, fields: bool = True) -> RenderableType:
-    """What a rich console of that width prints. fields: also a line for each port."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [_seams(audit, width, fields), Text(), _owners(audit), Text()]
-    parts += [Text(line) for line in _notes(audit)]
-    return Group(*parts)
+def _titled(title: str, lines: Iterable[str], color: bool) -> Iterator[str]:
+    yield painted(title, "heading", color)
+    yield ""
+    yield from lines
 
 
-def _seams(audit: Audit, width: int, fields: bool) -> Table:
-    """On a narrow terminal, how a seam crosses stands under its name instead of in a column of its own."""
+# --- seams -----------------------------------------------------------------------------------------------------
+
+
+def _seams(audit: Audit, width: int, fields: bool, color: bool) -> Iterator[str]:
+    """After a run: what was measured beside the price at the run's own lengths, and how far the two are apart."""
     ran = audit.steps is not None
-    narrow = width < (108 if ran else 88)
-    table = _table("bytes a step")
-    table.add_column("seam", ratio=1, overflow="fold")
-    for name in ("mean", "max", "share", *(("measured", "diff") if ran else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    if not narrow:
-        table.add_column("crosses by, until", overflow="fold", max_width=24)
-    for seam in (s for s in audit.seams if s.fields):
-        _seam_rows(table, seam, ran, narrow, fields)
-    return table
+    head = Line("seam", ("mean", "max", "share", *(("at lengths", "measured", "diff") if ran else ())))
+    rows = [line for seam in audit.seams if seam.fields for line in _seam(seam, ran, fields)]
+    return table(head, rows, width, color=color)
 
 
-def _seam_rows(table: Table, seam: SeamRow, ran: bool, narrow: bool, fields: bool) -> None:
-    from rich.text import Text
-
-    style = "bold red" if seam.share > HOT else "bold"
-    crosses = f"{seam.transport}, {seam.lifetime}"
+def _seam(seam: SeamRow, ran: bool, fields: bool) -> Iterator[Line]:
+    style = "red" if seam.share > HOT or seam.over else "bold"
     cells = [_price(seam, seam.mean), _price(seam, seam.max), share_text(seam.share)]
-    over = seam.exceeds and (not fields or (seam.measured is not None and seam.measured > seam.max))
-    cells += [_measured(seam.measured, over), _difference(seam)] if ran else []
-    name = Text(f"{seam.source} → {seam.reader}", style)
-    if narrow:
-        name.append(f"\n  {crosses}", "not bold dim")
-    table.add_row(name, *(Text(c, style) for c in cells), *([] if narrow else [Text(crosses)]))
+    cells += _ran(seam.expected, seam.measured, seam.difference, seam.exceeds, seam.off) if ran else []
+    over = f"  over {seam.over}" if seam.over else ""
+    yield Line(f"{seam.source} → {seam.reader}{over}", tuple(cells), style)
+    about = [f"{seam.transport}, until {seam.lifetime}"]
+    about += [f"declared means off by {percent_text(seam.declared)}"] if seam.declared is not None else []
+    yield Line("; ".join(about), style="dim", indent=2)
+    for text in savings(seam):
+        yield Line(text, style="dim", indent=2)
     for field in seam.fields if fields else ():
         cells = [_price(field, field.mean), _price(field, field.max), ""]
-        cells += [_measured(field.measured, field.exceeds), ""] if ran else []
-        cells += [] if narrow else [f"from {field.producer}" if field.producer != seam.source else ""]
-        facts = "".join(f" {fact}" for fact in field.facts)
-        table.add_row(Text(f"  {field.port} {field.type}{facts}", "dim"), *(Text(c, "dim") for c in cells))
+        if ran:
+            apart = field_difference(field)
+            cells += _ran(field.expected, field.measured, apart, field.exceeds, field.off)
+        yield Line("; ".join(_about(seam, field)), tuple(cells), "dim", 4)
 
 
-def _owners(audit: Audit) -> Table:
-    from rich.text import Text
-
-    table = _table("who reads whose bytes")
-    table.add_column("writer → reader", ratio=1, overflow="fold")
-    for name in ("mean", "max", *(("measured",) if audit.steps is not None else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    rows: list[tuple[str, Total, str]] = []
-    for p in audit.owners:
-        same = " (same process)" if p.writer == p.reader else ""
-        rows.append((f"{p.writer} → {p.reader}{same}", Total(p.mean, p.max, p.measured), ""))
-    rows += [("in or out of the driver", audit.driver, "bold"), ("all", audit.total, "bold")]
-    for name, total, style in rows:
-        cells = [size_text(total.mean), size_text(total.max)]
-        cells += [_measured(total.measured, False)] if audit.steps is not None else []
-        table.add_row(Text(name, style), *(Text(c, style) for c in cells))
-    return table
+def savings(seam: SeamRow) -> Iterator[str]:
+    """What each pass takes from a seam, of what is read and of what passes through the driver."""
+    if seam.before is not None and (seam.before != seam.mean or any(one.read for one in seam.saved)):
+        saved = _saved(seam.saved, driver=False)
+        yield f"read {size_text(seam.before)} → {size_text(seam.mean)}{saved}"
+    if seam.driver_before or seam.driver:
+        before = seam.driver if seam.driver_before is None else seam.driver_before
+        same = before == seam.driver
+        change = size_text(seam.driver) if same else f"{size_text(before)} → {size_text(seam.driver)}"
+        yield f"through the driver {change}{_saved(seam.saved, driver=True)}"
 
 
-def _table(title: str) -> Table:
-    from rich import box
-    from rich.table import Table
+def _saved(saved: Iterable[Saving], *, driver: bool) -> str:
+    pairs = [(one.name, one.driver if driver else one.read) for one in saved]
+    texts = [
+        f"{name} {'−' if value > 0 else '+'}{size_text(abs(value))}"
+        for name, value in pairs
+        if abs(value) > 0.5
+    ]
+    return f": {', '.join(texts)}" if texts else ""
 
-    head = box.SIMPLE_HEAD
-    return Table(title=title, title_justify="left", title_style="dim", box=head, expand=True, pad_edge=False)
+
+def _about(seam: SeamRow, field: FieldRow) -> Iterator[str]:
+    """A field's name, type and promises, then what is particular to it."""
+    facts = "".join(f" {fact}" for fact in field.facts)
+    by = f" from {field.producer}" if field.producer != seam.source else ""
+    yield f"{field.port} {field.type}{facts}{by}"
+    if field.encoding:
+        yield field.encoding
+    if field.copies:
+        yield "1 copy" if field.copies == 1 else f"{field.copies} copies"
+    if others := [name for name in field.readers if name != seam.reader]:
+        yield f"also read by {', '.join(others)}"
+
+
+def field_difference(field: FieldRow) -> float | None:
+    """Measured against the price at the run's own lengths, in percent, where the two differ at all."""
+    if field.expected is None or field.measured is None or not field.expected:
+        return None
+    return (field.measured - field.expected) / field.expected * 100
+
+
+def _ran(
+    expected: float | None, measured: float | None, apart: float | None, exceeds: bool, off: bool
+) -> list[str]:
+    mark = (OFF if off else "") + (OVER if exceeds else "")
+    return [
+        "–" if expected is None else size_text(expected),
+        "–" if measured is None else size_text(measured) + (f" {mark}" if mark else ""),
+        "–" if apart is None else percent_text(apart),
+    ]
 
 
 def _price(row: SeamRow | FieldRow, nbytes: float) -> str:
@@ -105,25 +120,70 @@ def _price(row: SeamRow | FieldRow, nbytes: float) -> str:
     return size_text(nbytes) + ("" if row.priced else "+?")
 
 
-def _measured(nbytes: float | None, exceeds: bool) -> str:
-    return "–" if nbytes is None else size_text(nbytes) + (f" {OVER}" if exceeds else "")
+# --- owners ----------------------------------------------------------------------------------------------------
 
 
-def _difference(seam: SeamRow) -> str:
-    return "–" if seam.difference is None else percent_text(seam.difference)
+def _processes(audit: Audit, width: int, color: bool) -> Iterator[str]:
+    ran = audit.steps is not None
+    head = Line("in or out of", ("mean", "max", *(("measured",) if ran else ()), "holds up to"))
+    rows = []
+    for one in audit.processes:
+        cells = [size_text(one.mean), size_text(one.max)]
+        cells += [_measured(one.measured)] if ran else []
+        holds = "unpriced" if one.memory is None else size_text(one.memory)
+        rows.append(Line(one.owner, (*cells, holds)))
+    return table(head, rows, width, color=color)
 
 
-def _notes(audit: Audit) -> list[str]:
-    lines = []
+def _pairs(audit: Audit, width: int, color: bool) -> Iterator[str]:
+    ran = audit.steps is not None
+    head = Line("writer → reader", ("mean", "max", *(("measured",) if ran else ())))
+    rows = []
+    for p in audit.owners:
+        same = " (same process)" if p.writer == p.reader else ""
+        cells = [size_text(p.mean), size_text(p.max), *([_measured(p.measured)] if ran else [])]
+        rows.append(Line(f"{p.writer} → {p.reader}{same}", tuple(cells)))
+    for name, total, before in (
+        ("in or out of the driver", audit.driver, audit.driver_before),
+        ("all", audit.total, audit.before),
+    ):
+        cells = [size_text(total.mean), size_text(total.max), *([_measured(total.measured)] if ran else [])]
+        was = "" if before is None or before == total.mean else f", {size_text(before)} without any pass"
+        rows.append(Line(name + was, tuple(cells), "bold"))
+    return table(head, rows, width, color=color)
+
+
+def _measured(nbytes: float | None) -> str:
+    return "–" if nbytes is None else size_text(nbytes)
+
+
+# --- notes -----------------------------------------------------------------------------------------------------
+
+
+def _notes(audit: Audit) -> Iterator[str]:
+    yield from audit.notes
     control = [f"{s.source} → {s.reader}" for s in audit.seams if not s.fields]
     if control:
-        lines.append(f"control seams, no payload: {', '.join(control)}")
+        yield f"control seams, no payload: {', '.join(control)}"
     if any(not s.priced for s in audit.seams):
-        lines.append("unpriced: the model's tensors are unknown until it is pulled")
+        yield "unpriced: the model's tensors are unknown until it is pulled"
     if any(s.exceeds for s in audit.seams):
-        lines.append(f"{OVER} the measured mean is above the predicted max")
-    if audit.steps is not None and audit.control_bytes is not None:
-        lines.append(
-            f"measured over {counted(audit.steps, 'step')}; control messages {per_step(audit.control_bytes)}"
+        yield f"{OVER} the measured mean is above the predicted max"
+    if any(s.off for s in audit.seams):
+        yield f"{OFF} measured is more than 1% off the price at the lengths that the run recorded"
+    if audit.steps is not None:
+        yield from _of_a_run(audit)
+
+
+def _of_a_run(audit: Audit) -> Iterator[str]:
+    if audit.control_bytes is not None:
+        yield f"measured over {counted(audit.steps or 0, 'step')}; control messages {per_step(audit.control_bytes)}"
+    priced = [s for s in audit.seams if s.expected is not None and s.measured is not None]
+    if priced:
+        expected, measured = sum(s.expected or 0 for s in priced), sum(s.measured or 0 for s in priced)
+        exact = [s for s in priced if s.expected == s.measured]
+        close = "no more than 1% off" if not differs(expected, measured) else "more than 1% off"
+        yield (
+            f"of {counted(len(priced), 'seam')}, {len(exact)} moved exactly their price at the run's own lengths; "
+            f"all together are {close}"
         )
-    return lines

@@ -134,7 +134,7 @@ def assign_ports(
 
 def _port_key(there: float, here: float, arc: bool) -> tuple[float, float, float]:
     """Sorts ports from left to right. An arc to a farther hop goes round the nearer ones, so outside."""
-    right = there >= here
+    right = there > here  # what ends in the same column leaves the right side to labels
     if arc:
         return (1, 0, -there) if right else (-1, 1, -there)
     return (1, 1, there) if right else (-1, 0, there)
@@ -178,7 +178,8 @@ def _reserve(item: Item) -> Item:
         if item.edge.kind == "down":
             item.hi = item.lo + width
         elif item.hi - item.lo < width + 2 * CLEAR:
-            if item.edge.kind == "gutter" and item.edge.gutter > 0:
+            left = item.edge.a[1] == item.edge.b[1] if item.edge.kind == "channel" else item.edge.gutter > 0
+            if left:
                 item.lo -= width
             else:
                 item.hi += width

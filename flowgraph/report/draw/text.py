@@ -6,6 +6,7 @@ here fits everywhere.
 
 from __future__ import annotations
 
+import functools
 import html
 import unicodedata
 from typing import Literal
@@ -33,6 +34,7 @@ _BOLD = _widths(
 _OTHER = {"sans": 100, "bold": 110, "mono": 60}
 
 
+@functools.lru_cache(maxsize=1 << 14)  # most texts of a large graph stand in it many times
 def text_width(text: str, size: float, font: Font = "sans") -> float:
     """An estimate from above, in px."""
     total = 0.0
@@ -74,7 +76,9 @@ def wrap(text: str, size: float, width: float, lines: int) -> list[str]:
 
 def clean(text: str) -> str:
     """One line, with what XML 1.0 can't hold replaced."""
-    legal = "".join(c if c in "\t\n\r" or _legal(ord(c)) else "�" for c in text)
+    legal = (
+        text if text.isprintable() else "".join(c if c in "\t\n\r" or _legal(ord(c)) else "�" for c in text)
+    )
     return " ".join(legal.split())
 
 

@@ -25,6 +25,7 @@ from flowgraph.ir.graph import Graph
 from flowgraph.passes import pipeline
 from flowgraph.passes.check import check
 from flowgraph.passes.pipeline import Loaded
+from flowgraph.passes.ranks import unrunnable
 from flowgraph.passes.rewrite import PASSES
 from flowgraph.plan.compile import compile_graph, hold, plans
 from flowgraph.plan.measured import Measured, read_measured
@@ -49,12 +50,16 @@ File = str | os.PathLike[str]
 Overrides = Mapping[str, Any] | Sequence[str]
 
 
-def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()) -> Loaded:
+def load(
+    path: File, overrides: Overrides = (), *, no_pass: Collection[str] = (), model: File | None = None
+) -> Loaded:
     """Read and check a graph file. `diagnostics` holds all findings; nothing in the file raises.
 
     path: of the file, or REV:PATH for the file as it is at a revision of git; hops are always those of the working tree
     overrides: a mapping of path → value, or texts `path=value` as `--set` takes them
     no_pass: passes to leave out when the plan is held against the budgets; "all" for every one
+    model: of every engine and learner of the graph, whose numbers are then dims: a built-in name, a directory, a
+    config.json, a hub id, or a class of transformers such as `transformers.DeepseekV3Config`
 
     Modules of your own are found in the working directory and beside the graph, which go to the front of `sys.path`.
     Raises TypeError for overrides of another form.
@@ -65,7 +70,7 @@ def load(path: File, overrides: Overrides = (), *, no_pass: Collection[str] = ()
     """
     name = os.fspath(path)
     _importable(os.getcwd(), str(home(name)))
-    loaded = pipeline.load(name, _assignments(overrides))
+    loaded = pipeline.load(name, _assignments(overrides), None if model is None else os.fspath(model))
     hold(loaded, off=passes_off(no_pass))
     return loaded
 
@@ -184,6 +189,7 @@ def run(
     if loaded is graph:
         loaded = _held(loaded, no_pass)
     whole = _sound(loaded.graph, loaded.diagnostics, loaded.sources)
+    _sound(whole, unrunnable(whole), loaded.sources)
     assert loaded.root is not None
     off = passes_off(no_pass)
 

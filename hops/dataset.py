@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from flowgraph import Array, Below, Dim, Json, Rows, Run, Tokenizer, fold
+from flowgraph import Array, Below, Dim, Json, Rows, Run, Tokenizer, fold, hop
 from hops import rows
+from hops.rows.example import Example, RowSource, pack, prompt_ids
 from hops.rows.gym import Format, Split
 
 
@@ -126,15 +127,66 @@ def table(
     return _advance(state, source, index, tokenizer, longest)
 
 
-def _advance(state: Cursor, source: rows.RowSource, index: int, tokenizer: Tokenizer, longest: int) -> Groups:
+class Pick(NamedTuple):
+    """Which row of the data a group is."""
+
+    row: Int64[Array, ""]
+
+
+class Picked(NamedTuple):
+    group: Annotated[list[Pick], Rows("group")]
+
+
+@fold(source="group", lifetime="consumed")
+def cursor(state: Cursor) -> Picked:
+    """Row after row of a source without end, by number only: `render`, where prompts are read, makes them of it.
+
+    So the driver holds 8 bytes of a group, however long its prompt is.
+    """
+    picked = Pick(np.int64(state.at))  # type: ignore[arg-type]  # a numpy scalar is an array without dims
+    state.at += 1
+    return Picked([picked])
+
+
+class Rendered(NamedTuple):
+    """`prompt` and `ground_truth` as in `Group`."""
+
+    prompt: Annotated[Int32[Array, "prompt"], Below("vocab")]
+    ground_truth: Annotated[Any, Json(mean=256, max=32768)]
+
+
+@hop(owner="rollout", lifetime="consumed")
+def render(
+    row: Int64[Array, ""],
+    *,
+    tokenizer: Tokenizer,
+    longest: Annotated[int, Dim("prompt")] = 2**31 - 1,
+    rows: Callable[..., Any],
+) -> Rendered:
+    """The prompt and the ground truth of row `row`, in the process that samples it.
+
+    rows: index → `hops.rows.Example`, e.g. {use: hops.rows.reasoning_gym, task: chain_sum}
+    Raises ValueError for a prompt that is longer than dims.prompt.
+    """
+    example, where = rows(int(row)), f"row {int(row)}"
+    ids = _prompt(example, tokenizer, where, longest)
+    return Rendered(ids, pack(example))
+
+
+def _prompt(example: Example, tokenizer: Tokenizer, where: str, longest: int) -> Int32[Array, "prompt"]:
+    ids = prompt_ids(example, tokenizer, where)
+    if len(ids) > longest:
+        text = f"{where}: the prompt has {len(ids)} tokens, and dims.prompt.max is {longest}"
+        raise ValueError(f"{text}; raise it, or leave the row out")
+    return ids
+
+
+def _advance(state: Cursor, source: RowSource, index: int, tokenizer: Tokenizer, longest: int) -> Groups:
     """Row `index` as a group; the cursor moves only when that worked."""
     example = source(index)
-    ids = rows.prompt_ids(example, tokenizer, source.where(index))
-    if len(ids) > longest:
-        text = f"{source.where(index)}: the prompt has {len(ids)} tokens, and dims.prompt.max is {longest}"
-        raise ValueError(f"{text}; raise it, or leave the row out")
+    ids = _prompt(example, tokenizer, source.where(index), longest)
     state.at += 1
-    return Groups([Group(ids, rows.pack(example))])
+    return Groups([Group(ids, pack(example))])
 
 
 def _source(state: Cursor, factory: Callable[..., Any], **options: Any) -> Any:

@@ -14,6 +14,7 @@ from flowgraph.cli.shared import (
     FINDINGS,
     GRAPH,
     JSON,
+    MODEL,
     NO_PASS,
     SET,
     checked,
@@ -27,6 +28,7 @@ from flowgraph.cli.shared import (
 )
 from flowgraph.ir.graph import Graph
 from flowgraph.ir.text import graph_text
+from flowgraph.passes.ranks import priced_only
 from flowgraph.passes.rates import rates
 from flowgraph.passes.rewrite import PASSES, rewrite
 from flowgraph.plan.compile import compile_graph
@@ -41,6 +43,7 @@ SUFFIXES = {".svg": "svg", ".png": "png", ".mmd": "mermaid", ".dot": "dot", ".tx
 @click.command()
 @GRAPH
 @SET
+@MODEL
 @NO_PASS
 @click.option("--state", "with_state", is_flag=True, help="List every state, and what it takes to keep it.")
 @JSON
@@ -63,12 +66,14 @@ def check(
 
         lag = staleness(graph_of(loaded))
         proved = f"; lag at most {lag.bound}" if lag is not None else ""
-        click.echo(f"{graph}: {len(graph_of(loaded).nodes)} hops, {seams} seams, no findings{proved}")
+        priced = f"; priced only: {', '.join(names)}" if (names := priced_only(graph_of(loaded))) else ""
+        click.echo(f"{graph}: {len(graph_of(loaded).nodes)} hops, {seams} seams, no findings{proved}{priced}")
 
 
 @click.command()
 @click.argument("graph", metavar="GRAPH|CODE")
 @SET
+@MODEL
 @NO_PASS
 @click.option("--stage", type=click.Choice(["source", "optimized", "lowered"]), help="The text of one stage.")
 @click.option("--place", is_flag=True, help="Where the hops that nobody placed would cost least.")
@@ -143,6 +148,7 @@ def _show(text: str) -> None:
 @click.command()
 @GRAPH
 @SET
+@MODEL
 @NO_PASS
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="The file; its suffix says what is drawn."
@@ -187,6 +193,7 @@ def draw(
 @click.command()
 @GRAPH
 @SET
+@MODEL
 @NO_PASS
 @click.option("--naive", is_flag=True, help="What a single controller would carry of every field, beside it.")
 @click.option(

@@ -9,13 +9,14 @@ from typing import Literal
 import click
 
 from flowgraph import api
-from flowgraph.cli.shared import GRAPH, INTERRUPTED, NO_PASS, SET, checked, write_file
+from flowgraph.cli.shared import GRAPH, INTERRUPTED, MODEL, NO_PASS, SET, checked, write_file
 from flowgraph.spec.units import counted
 
 
 @click.command()
 @GRAPH
 @SET
+@MODEL
 @NO_PASS
 @click.option(
     "--executor", type=click.Choice(["processes", "inproc"]), default="processes", show_default=True

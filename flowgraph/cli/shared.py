@@ -24,6 +24,13 @@ GRAPH = click.argument("graph", type=click.Path())
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value of the graph."
 )
+MODEL = click.option(
+    "--model",
+    metavar="MODEL",
+    expose_value=False,
+    callback=lambda context, _, value: context.meta.update(model=value),
+    help="Of every engine and learner: a name, directory, config.json, hub id, or transformers.SomeConfig(…).",
+)
 NO_PASS = click.option(
     "--no-pass", multiple=True, type=click.Choice([*PASSES, "all"]), help="Leave a pass of the compiler out."
 )
@@ -39,8 +46,8 @@ def checked(
     report: bool = False,
     fails: bool = True,
 ) -> Loaded:
-    """The graph, when it has no findings to end with; see `show_findings`."""
-    loaded = api.load(path, overrides, no_pass=no_pass)
+    """The graph, when it has no findings to end with; see `show_findings`. It has the model of the option MODEL."""
+    loaded = api.load(path, overrides, no_pass=no_pass, model=click.get_current_context().meta.get("model"))
     show_findings(loaded, as_json=as_json, report=report, fails=fails)
     return loaded
 

@@ -86,13 +86,17 @@ class Node(msgspec.Struct):
 
 
 class Owner(msgspec.Struct):
-    """One process: its thread count and the resource that it alone holds."""
+    """One process: its thread count and the resource that it alone holds.
+
+    ranks: dim → among how many processes it splits the work; () for the one that runs here
+    """
 
     name: str
     place: Place
     threads: int | None = None
     engine: EngineOptions | None = None
     learner: LearnerOptions | None = None
+    ranks: dict[str, int] = {}
 
     @property
     def model(self) -> str | None:

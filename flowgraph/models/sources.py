@@ -14,7 +14,19 @@ import msgspec
 
 from flowgraph.errors import ModelError
 
-CHOICES = "a built-in name (smollm2-135m), a directory with a config.json, or a hub id such as org/name"
+# Models that are known by their numbers, with the hub id of whoever published those. They price a graph and run none.
+PRICED = {
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3.2": "deepseek-ai/DeepSeek-V3.2-Exp",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "glm-4.5": "zai-org/GLM-4.5",
+    "kimi-k2": "moonshotai/Kimi-K2-Instruct",
+}
+CLASS = re.compile(r"transformers\.\w+Config\s*(\(.*\))?", re.S)
+CHOICES = (
+    f"a built-in name (smollm2-135m; to price only: {', '.join(PRICED)}), a directory with a config.json, "
+    "a config.json, a hub id such as org/name, or transformers.SomeConfig(…)"
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -43,9 +55,12 @@ class Wheel(msgspec.Struct, frozen=True):
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """Where a model comes from. `name`: the built-in's name, the directory's absolute path, or the hub id."""
+    """Where a model comes from. `name`: the built-in's name, an absolute path, the hub id, or the class as written.
 
-    kind: Literal["builtin", "directory", "hub"]
+    Of one that is priced, of a config file and of a class there are numbers and no weights.
+    """
+
+    kind: Literal["builtin", "priced", "directory", "config", "class", "hub"]
     name: str
     wheel: Wheel | None = None
 
@@ -70,18 +85,25 @@ BUILTINS: dict[str, ModelSource] = {
 def resolve(model: str) -> ModelSource:
     """Say what `model` names, without the network.
 
-    A built-in name always wins, so that a folder of the same name changes no run. Then an existing directory,
-    then the form of a hub id. Raises UnknownModel (a ModelError and a ValueError) for anything else.
+    A built-in name always wins, so that a folder of the same name changes no run. Then a class of transformers, an
+    existing file or directory, then the form of a hub id. Raises UnknownModel (a ModelError and a ValueError) for
+    anything else.
     """
     if model in BUILTINS:
         return BUILTINS[model]
+    if model in PRICED:
+        return ModelSource(kind="priced", name=model)
+    if CLASS.fullmatch(model.strip()):
+        return ModelSource(kind="class", name=model.strip())
     path = Path(model).expanduser()
+    if model and path.is_file() and path.suffix == ".json":
+        return ModelSource(kind="config", name=str(path.resolve()))
     if model and path.is_dir():
         if (path / "config.json").is_file():
             return ModelSource(kind="directory", name=str(path.resolve()))
         raise UnknownModel(f"the directory {model} holds no model: it has no config.json", f"give {CHOICES}")
     if _HUB_ID.fullmatch(model):
         return ModelSource(kind="hub", name=model)
-    near = difflib.get_close_matches(model.lower(), BUILTINS, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(model.lower(), [*BUILTINS, *PRICED], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UnknownModel(f"there is no model {model!r}", f"{hint}Give {CHOICES}")

@@ -19,7 +19,11 @@ def check_hidden(graph: Graph) -> Iterator[Diagnostic]:
 
     It is said once for each function. An effect has a resource, and so a state, by its own word.
     """
-    uses = {n.spec.use: n for n in reversed(graph.nodes.values()) if n.spec.facts.kind != "effect"}
+    uses = {
+        n.spec.use: n
+        for n in reversed(graph.nodes.values())
+        if n.spec.facts.kind != "effect" and not n.spec.facts.described
+    }
     for node in uses.values():
         spec = node.spec
         notes = (Note(spec.place, "it is declared here"),)

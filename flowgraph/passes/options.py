@@ -24,7 +24,7 @@ PLAIN = (ValueError, TypeError, ImportError)
 
 
 def read_owner(decl: OwnerDecl, found: list[Diagnostic]) -> Owner:
-    owner = Owner(decl.name, decl.place, decl.threads)
+    owner = Owner(decl.name, decl.place, decl.threads, ranks=decl.ranks)
     if decl.engine is not None:
         what = f"owners.{decl.name}.engine"
         owner.engine = _resource(decl.engine, what, TransformersOptions, ENGINES, found)

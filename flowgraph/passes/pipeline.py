@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -32,8 +33,11 @@ class Loaded(msgspec.Struct):
         return self.graph is not None and all(d.code == "FG502" for d in self.diagnostics)
 
 
-def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Read and check a graph. Never raises for what is in the file; OSError and such become a finding."""
+def load(path: str, overrides: Sequence[str] = (), model: str | None = None) -> Loaded:
+    """Read and check a graph. Never raises for what is in the file; OSError and such become a finding.
+
+    model: of every engine and learner, as overrides after the others
+    """
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
@@ -44,10 +48,11 @@ def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
             else getattr(error, "help", "give the path of a graph file")
         )
         return Loaded({}, None, None, [Diagnostic("FG100", Place(path, 1, 1), message, help)])
+    root, found = read(path, text)
     # The i-th override is line i of the file `--set`.
     options = [" ".join(one.splitlines()) for one in overrides]
+    options += [] if root is None or model is None else _models(root, model)
     sources = {path: text, OPTION: "\n".join(options)}
-    root, found = read(path, text)
     if root is None:
         return Loaded(sources, None, None, found)
     for number, override in enumerate(options if isinstance(root.value, dict) else (), start=1):
@@ -58,6 +63,18 @@ def load(path: str, overrides: Sequence[str] = ()) -> Loaded:
     found += more
     found += check(graph)
     return Loaded(sources, root, graph, _settle(found))
+
+
+def _models(root: Located, model: str) -> list[str]:
+    """The overrides that name the model of every engine and learner in the file."""
+    top = root.value if isinstance(root.value, dict) else {}
+    owners = top["owners"].value if "owners" in top and isinstance(top["owners"].value, dict) else {}
+    return [
+        f"owners.{name}.{resource}.model={json.dumps(model)}"
+        for name, owner in owners.items()
+        for resource in ("engine", "learner")
+        if isinstance(owner.value, dict) and resource in owner.value
+    ]
 
 
 def _settle(found: list[Diagnostic]) -> list[Diagnostic]:

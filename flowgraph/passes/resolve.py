@@ -23,7 +23,9 @@ from flowgraph.spec.hop import HopSpec, read_spec
 from flowgraph.spec.ports import HopTypeError
 from flowgraph.spec.reader import near
 
-MODEL_DIMS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k")
+MODEL_DIMS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k", "moe_layers", "index_top_k",
+)  # fmt: skip
 
 
 def resolve(file: GraphFile) -> tuple[Graph, list[Diagnostic]]:

@@ -116,6 +116,7 @@ def _owners(graph: Graph, hops: Mapping[str, Hop]) -> dict[str, Owner]:
             learner=decl.learner,
             tokenizer=graph.tokenizer_model(name) if name in tokenizer else None,
             context=context if decl.engine else 0,
+            ranks=decl.ranks,
         )
     return out
 

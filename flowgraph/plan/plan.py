@@ -181,6 +181,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     threads: as declared, else 0; share: then it gets this part of the machine's cores (2: a half)
     maps: the owners whose memory it reads or writes
+    ranks: dim → among how many processes it splits the work, where it is priced for more than one
     """
 
     name: str
@@ -192,6 +193,7 @@ class Owner(msgspec.Struct, frozen=True):
     learner: LearnerOptions | None = None
     tokenizer: str | None = None
     context: int = 0
+    ranks: dict[str, int] = {}
 
 
 class SeamField(msgspec.Struct, frozen=True):

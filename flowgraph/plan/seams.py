@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from flowgraph.ir.graph import Binding, Graph
+from flowgraph.passes.ranks import share
 from flowgraph.passes.sizes import WHICH, rows_per_step
 from flowgraph.plan.plan import Hop, Read, Seam, SeamField
 from flowgraph.plan.taken import takes
@@ -95,6 +97,7 @@ def _field(
             through.append(crossing)
     mean, bound = _sum(total)
     driver_mean, driver_bound = _sum(through)
+    ranks, split = share(graph, hop.owner, binding.source, graph.nodes[binding.producer])
     return SeamField(
         port=binding.port.name,
         producer=binding.producer,
@@ -105,6 +108,9 @@ def _field(
         max_bytes=int(bound),
         priced=own.kind != "tensors" or bool(own.tensors),
         driver=(driver_mean, int(driver_bound)),
+        ranks=ranks,
+        slice_bytes=mean / math.prod(n for _, n in split),
+        split=split,
     )
 
 

@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "FG110": "a hop lacks an input",
     "FG111": "an unknown, missing or wrong option under `with:`",
     "FG113": "a model that is not there",
+    "FG114": "what can be priced and not run",
     "FG201": "a function whose signature can't be read as a hop",
     "FG202": "writer and reader differ in type",
     "FG203": "writer and reader differ in shape",

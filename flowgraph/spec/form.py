@@ -26,6 +26,9 @@ Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Written = Annotated[str, Meta(pattern=f"^ *{AMOUNT} *$", examples=["64 KB/step", "2 GB"])] | Bytes
 
 
+RANKS = "By which dims several processes share its work, and among how many; priced, not run."
+
+
 class InputForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Where an input comes from, and how late it may be."""
 
@@ -50,6 +53,7 @@ class OwnerForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     processes: Literal[1] = 1
     threads: Annotated[Positive, Meta(description="Default: the cores, shared out.")] | UnsetType = UNSET
+    ranks: Annotated[dict[str, Positive], Meta(description=RANKS)] | UnsetType = UNSET
     engine: EngineOptions | UnsetType = UNSET
     learner: LearnerOptions | UnsetType = UNSET
 

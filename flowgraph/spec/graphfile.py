@@ -67,6 +67,7 @@ class HopDecl(msgspec.Struct):
 class OwnerDecl(msgspec.Struct):
     """One entry of `owners:`; `engine` and `learner` are its resource's options, with positions.
 
+    ranks: dim → among how many processes it splits the work; rank_places: where each stands
     partial: keys that may be there under another name
     """
 
@@ -76,6 +77,8 @@ class OwnerDecl(msgspec.Struct):
     engine: Located | None = None
     learner: Located | None = None
     partial: frozenset[str] = frozenset()
+    ranks: dict[str, int] = {}
+    rank_places: dict[str, Place] = {}
 
 
 class GraphFile(msgspec.Struct):
@@ -195,6 +198,10 @@ def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     )
     if "threads" in keys:
         out.threads = reader.convert(keys["threads"], Positive, f"{what}.threads", 1)
+    axes, _ = reader.section(keys.get("ranks"), f"{what}.ranks")
+    for axis, value in axes.items():
+        out.ranks[axis] = reader.convert(value, Positive, f"{what}.ranks.{axis}", 1)
+        out.rank_places[axis] = keys["ranks"].keys[axis]
     if "processes" in keys and reader.convert(keys["processes"], int, f"{what}.processes", 1) != 1:
         message = f"owner {name} asks for {keys['processes'].plain()} processes"
         help = "write processes: 1; an owner is one process"

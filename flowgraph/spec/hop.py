@@ -28,7 +28,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a decorator says of its function; the signature says the rest."""
+    """What a decorator says of its function; the signature says the rest.
+
+    described: who does what the function only describes, "" for one that can be called
+    """
 
     kind: HopKind
     owner: str | None = None
@@ -43,6 +46,7 @@ class Facts(msgspec.Struct, frozen=True):
     flight: Callable[..., int] | None = None
     admits: Callable[..., int] | None = None
     needs: tuple[tuple[str, str], ...] = ()
+    described: str = ""
 
 
 class Param(msgspec.Struct, frozen=True):
@@ -96,12 +100,17 @@ def hop(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
     """Declare a pure function. `maps="leaf"`: the result is the same however the rows are split or batched.
 
     `validate(**config)` is called by the check with the hop's `with:` and raises ValueError for a bad one.
+    `described="SGLang"`: the function has no body. It says what crosses where another system does the work, so that a
+    graph with it is checked, drawn and audited, and not run.
     """
-    return _attach(kind="hop", owner=owner, lifetime=lifetime, maps=maps, validate=validate)
+    return _attach(
+        kind="hop", owner=owner, lifetime=lifetime, maps=maps, validate=validate, described=described
+    )
 
 
 def fold(
@@ -116,6 +125,7 @@ def fold(
     flight: Callable[..., int] | None = None,
     admits: Callable[..., int] | None = None,
     needs: Mapping[str, str] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
 
@@ -127,7 +137,7 @@ def fold(
     Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
     may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
     be. All three get every keyword-only parameter as well.
-    `needs={"option": "port"}`: the option, when it is on, reads this optional port.
+    `needs={"option": "port"}`: the option, when it is on, reads this optional port. `described` as of `@hop`.
     """
     return _attach(
         kind="fold",
@@ -141,6 +151,7 @@ def fold(
         flight=flight,
         admits=admits,
         needs=tuple((needs or {}).items()),
+        described=described,
     )
 
 
@@ -151,10 +162,20 @@ def effect(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
-    """Declare a function that uses a resource (`Engine` or `Learner`); `async def` runs many firings at once."""
+    """Declare a function that uses a resource (`Engine` or `Learner`); `async def` runs many firings at once.
+
+    `described` as of `@hop`.
+    """
     return _attach(
-        kind="effect", uses=RESOURCES[uses], owner=owner, lifetime=lifetime, maps=maps, validate=validate
+        kind="effect",
+        uses=RESOURCES[uses],
+        owner=owner,
+        lifetime=lifetime,
+        maps=maps,
+        validate=validate,
+        described=described,
     )
 
 

@@ -40,6 +40,7 @@ from flowgraph.report.audit import Audit
 from flowgraph.report.diff import Difference
 from flowgraph.report.draw import Diagram, Format
 from flowgraph.report.explain import Explanation
+from flowgraph.report.page import page
 from flowgraph.spec.render import render
 from flowgraph.spec.revision import home
 
@@ -114,14 +115,16 @@ def draw(
 ) -> Diagram:
     """The data-flow diagram: a text that a notebook shows as a picture.
 
-    format: "svg", "mermaid", "dot" or "table"; an svg has a `png()`
+    format: "svg", which has a `png()`, "html", "mermaid", "dot" or "table"
     measured: a run's directory, whose bytes stand beside the predicted ones
     What the passes save is shown of a graph, and is not known of a plan.
     Raises as `compile` does; ValueError for another format, and for a run of another graph.
 
         >>> pathlib.Path("ring.svg").write_text(flowgraph.draw("graphs/quickstart.yaml"))
     """
-    plan, priced = _priced(graph, measured, no_pass)
+    plan, priced, naive = _priced(graph, measured, no_pass)
+    if format == "html":
+        return Diagram(page(plan, priced, naive), format)
     return drawing.draw(plan, priced, format=format)
 
 
@@ -289,8 +292,8 @@ def _plan(graph: File | Loaded | Graph | Plan) -> Plan:
 
 def _priced(
     graph: File | Loaded | Graph | Plan, measured: Measured | File | None, no_pass: Collection[str]
-) -> tuple[Plan, Audit]:
-    """A plan and its audit, with what only the graph tells when there is one.
+) -> tuple[Plan, Audit, Plan | None]:
+    """A plan, its audit, and the naive plan; with what only the graph tells when there is one.
 
     A run's directory brings its own plan: what it measured is held against that, and a graph that has changed since
     is said to have.
@@ -310,7 +313,7 @@ def _priced(
                 f"the graph or its hops changed since this run ({_some(found)}); priced is the plan that ran"
             ]
     naive = None if whole is None else naive_plan(whole)
-    return plan, auditing.audit(plan, measured, stages=stages, naive=naive, notes=notes)
+    return plan, auditing.audit(plan, measured, stages=stages, naive=naive, notes=notes), naive
 
 
 def _ran(directory: str, ran: Plan) -> tuple[Graph | None, list[tuple[str, Plan]]]:

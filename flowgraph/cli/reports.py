@@ -37,7 +37,7 @@ from flowgraph.plan.text import plan_text
 from flowgraph.report.draw import Format
 from flowgraph.spec.revision import at_revision
 
-SUFFIXES = {".svg": "svg", ".png": "png", ".mmd": "mermaid", ".dot": "dot", ".txt": "table"}
+SUFFIXES = {".svg": "svg", ".png": "png", ".html": "html", ".mmd": "mermaid", ".dot": "dot", ".txt": "table"}
 
 
 @click.command()
@@ -169,8 +169,8 @@ def draw(
 ) -> None:
     """Draw GRAPH: every hop with its owner, every seam with shape, bytes and lifetime.
 
-    FILE.svg, .png, .mmd for Mermaid, .dot for Graphviz, .txt for a plain table. Without -o, or with `-o -`, a table
-    goes to stdout, or what --format says.
+    FILE.svg, .png, .html for a page with tables and toggles, .mmd for Mermaid, .dot for Graphviz, .txt for a plain
+    table. Without -o, or with `-o -`, a table goes to stdout, or what --format says.
     """
     to_file = output not in (None, "-")
     if to_file and kind is None and Path(output or "").suffix not in SUFFIXES:

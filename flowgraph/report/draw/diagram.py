@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import typing
 from typing import Literal
 
 from flowgraph.report.draw.png import to_png
 
-Format = Literal["svg", "mermaid", "dot", "table"]
+Format = Literal["svg", "html", "mermaid", "dot", "table"]
 FORMATS: tuple[Format, ...] = typing.get_args(Format)
 
 
 class Diagram(str):
-    """SVG, Mermaid or DOT text, or a plain table. As the value of a notebook's cell, the first two are drawn."""
+    """SVG, a page, Mermaid or DOT text, or a plain table. A notebook shows the first three."""
 
     kind: Format
 
@@ -35,6 +36,12 @@ class Diagram(str):
 
     def _repr_svg_(self) -> str | None:
         return str(self) if self.kind == "svg" else None
+
+    def _repr_html_(self) -> str | None:
+        """In a frame of its own, so that a page's style stays in it."""
+        if self.kind != "html":
+            return None
+        return f'<iframe width="100%" height="900" style="border:0" srcdoc="{html.escape(self)}"></iframe>'
 
     def _repr_markdown_(self) -> str | None:
         return f"```mermaid\n{self}```\n" if self.kind == "mermaid" else None

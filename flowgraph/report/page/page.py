@@ -5,6 +5,7 @@ The script only shows, hides and sorts what stands in the file, so that what is 
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator
 from importlib.resources import files
@@ -44,6 +45,7 @@ def page(plan: Plan, priced: Audit, naive: Plan | None = None) -> str:
         f"<title>{escape(title)}: data flow</title>",
         f"<style>{STYLE}{_file('page.css')}</style></head><body>",
         f"<header><h1>{escape(title)}</h1><p>{escape(clean(plan.doc))}</p>{_toggles(shown)}</header><main>",
+        *(f'<p class="note">{escape(clean(note))}</p>' for note in priced.notes),
         *(_view(view) for view in shown),
         f'<p class="dims">{escape(clean(dims_text(plan.dims)))}</p>',
         "<h2>State</h2>",
@@ -52,7 +54,6 @@ def page(plan: Plan, priced: Audit, naive: Plan | None = None) -> str:
         '<aside id="panel" hidden aria-label="Hop"><button type="button" id="close">Close</button>',
         *(_hop(plan, name) for name in plan.hops),
         "</aside>",
-        *(f'<p class="note">{escape(clean(note))}</p>' for note in priced.notes),
         f"<script>{_file('page.js')}</script></body></html>",
     ]
     return "\n".join(parts) + "\n"
@@ -105,13 +106,18 @@ def _hop(plan: Plan, name: str) -> str:
     rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd>" for k, v in hops.facts(plan, hop))
     return (
         f'<section data-about="{escape(name)}" hidden><h2>{escape(clean(name))}</h2>'
-        f'<pre class="signature">{escape(hops.signature(plan, hop))}</pre>'
+        f'<pre class="signature">{_verbatim(hops.signature(plan, hop))}</pre>'
         f'<div class="docstring">{_paragraphs(hop.doc)}</div><dl>{rows}</dl></section>'
     )
 
 
+def _verbatim(text: str) -> str:
+    """A text with its lines and blanks as they are."""
+    return html.escape(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+
+
 def _paragraphs(text: str) -> str:
-    blocks = [escape(block.strip("\n")) for block in text.split("\n\n") if block.strip()]
+    blocks = [_verbatim(block.strip("\n")) for block in text.split("\n\n") if block.strip()]
     return "".join(f"<p>{block}</p>" for block in blocks) or "<p>no docstring</p>"
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows is what the audit says, its toggles and keys work, and it asks for nothing."""
+"""The page in a real browser: it shows what the audit says, its toggles and keys work, and it asks for nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.browser.chromium import Page
 
 TOY = Path(__file__).parents[1] / "runtime" / "toy.yaml"
 SHOWN = "document.querySelector('[data-view]:not([hidden])')"
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_a_hop_opens_by_key_and_by_mouse_and_says_what_it_is(page: Page) -> None
     shown = page.evaluate("document.querySelector('[data-about]:not([hidden])').innerText")
     assert "hop grpo(" in shown
     assert "score: f32[leaf],  # reward.score" in shown
-    assert "advantages" in shown
+    assert "f32[token] TiledOver(leaf)" in shown
     assert "Group" in shown or "group" in shown  # of its docstring
     page.press("Escape", 27)
     assert page.evaluate("document.getElementById('panel').hidden")
@@ -123,14 +122,11 @@ def test_a_hop_opens_by_key_and_by_mouse_and_says_what_it_is(page: Page) -> None
 
 
 def test_everything_can_be_reached_by_tab(page: Page, priced: Audit) -> None:
+    name = "((a) => a.dataset.hop ?? a.dataset.seam ?? (a.value || a.textContent))(document.activeElement)"
     reached = []
     for _ in range(120):
         page.press("Tab", 9)
-        reached.append(
-            page.evaluate(
-                "(() => { const a = document.activeElement; return a.dataset.hop ?? a.dataset.seam ?? a.value ?? a.textContent })()"
-            )
-        )
+        reached.append(page.evaluate(name))
     hops = {*(s.source for s in priced.seams), *(s.reader for s in priced.seams)}
     assert hops <= set(reached)
     assert {f"{s.source}→{s.reader}" for s in priced.seams} <= set(reached)
@@ -139,9 +135,8 @@ def test_everything_can_be_reached_by_tab(page: Page, priced: Audit) -> None:
 
 
 def test_a_seam_and_its_row_are_one(page: Page) -> None:
-    page.evaluate(
-        f"{SHOWN}.querySelector('[data-seam=\"batch→train\"]').dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"
-    )
+    click = "dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    page.evaluate(f"{SHOWN}.querySelector('[data-seam=\"batch→train\"]').{click}")
     assert page.evaluate(f"[...{SHOWN}.querySelectorAll('tr.on')].map((r) => r.dataset.row)") == [
         "batch→train"
     ]

@@ -67,7 +67,7 @@ def unrunnable(graph: Graph) -> list[Diagnostic]:
             place = next(iter(graph.file.owners[name].rank_places.values()))
             message = f"owner {name} has {count:,} ranks, and an owner runs as one process"
             found.append(Diagnostic("FG114", place, message, f"remove ranks: of {name} to run it"))
-    return found
+    return sorted(found, key=lambda d: d.place)
 
 
 def priced_only(graph: Graph) -> list[str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from flowgraph.errors import RunError
 from flowgraph.passes.pipeline import load
+from flowgraph.passes.ranks import unrunnable
 from flowgraph.plan.compile import finish
 from flowgraph.runtime.run import ExecutorName, run_graph
 from flowgraph.spec.render import render
@@ -47,6 +48,8 @@ class Case(NamedTuple):
             return render(loaded.diagnostics, loaded.sources)
         assert loaded.graph is not None
         assert loaded.root is not None
+        if found := unrunnable(loaded.graph):
+            return render(found, loaded.sources)
         executor: ExecutorName = "inproc" if "inproc" in self.command else "processes"
         try:
             done = run_graph(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from flowgraph import Array, Below, Dim, Json, Rows, Run, Tokenizer, fold, hop
+from flowgraph import Array, Below, Dim, Engine, Json, Rows, Run, Tokenizer, effect, fold
 from hops import rows
 from hops.rows.example import Example, RowSource, pack, prompt_ids
 from hops.rows.gym import Format, Split
@@ -155,7 +155,7 @@ class Rendered(NamedTuple):
     ground_truth: Annotated[Any, Json(mean=256, max=32768)]
 
 
-@hop(owner="rollout", lifetime="consumed")
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="group")
 def render(
     row: Int64[Array, ""],
     *,
@@ -163,7 +163,9 @@ def render(
     longest: Annotated[int, Dim("prompt")] = 2**31 - 1,
     rows: Callable[..., Any],
 ) -> Rendered:
-    """The prompt and the ground truth of row `row`, in the process that samples it.
+    """The prompt and the ground truth of row `row`, in the process of the engine that samples it.
+
+    An effect, because a source of rows keeps what it has read of its file.
 
     rows: index → `hops.rows.Example`, e.g. {use: hops.rows.reasoning_gym, task: chain_sum}
     Raises ValueError for a prompt that is longer than dims.prompt.

@@ -43,6 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
     flight: Callable[..., int] | None = None
     admits: Callable[..., int] | None = None
     needs: tuple[tuple[str, str], ...] = ()
+    described: str = ""
 
 
 class Param(msgspec.Struct, frozen=True):
@@ -96,12 +97,15 @@ def hop(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
     """Declare a pure function. `maps="leaf"`: the result is the same however the rows are split or batched.
 
     `validate(**config)` is called by the check with the hop's `with:` and raises ValueError for a bad one.
     """
-    return _attach(kind="hop", owner=owner, lifetime=lifetime, maps=maps, validate=validate)
+    return _attach(
+        kind="hop", owner=owner, lifetime=lifetime, maps=maps, validate=validate, described=described
+    )
 
 
 def fold(
@@ -116,6 +120,7 @@ def fold(
     flight: Callable[..., int] | None = None,
     admits: Callable[..., int] | None = None,
     needs: Mapping[str, str] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
 
@@ -141,6 +146,7 @@ def fold(
         flight=flight,
         admits=admits,
         needs=tuple((needs or {}).items()),
+        described=described,
     )
 
 
@@ -151,10 +157,17 @@ def effect(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    described: str = "",
 ) -> Callable[[F], F]:
     """Declare a function that uses a resource (`Engine` or `Learner`); `async def` runs many firings at once."""
     return _attach(
-        kind="effect", uses=RESOURCES[uses], owner=owner, lifetime=lifetime, maps=maps, validate=validate
+        kind="effect",
+        uses=RESOURCES[uses],
+        owner=owner,
+        lifetime=lifetime,
+        maps=maps,
+        validate=validate,
+        described=described,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.audit import audit
 from flowgraph.report.audit.rows import Audit
-from flowgraph.report.draw.diagram import FORMATS, Diagram, Format
+from flowgraph.report.draw.diagram import Diagram, Format
 from flowgraph.report.draw.dot import to_dot
 from flowgraph.report.draw.mermaid import to_mermaid
 from flowgraph.report.draw.svg import to_svg
@@ -19,6 +19,7 @@ WRITERS: dict[Format, Callable[[Plan, Audit], str]] = {
     "dot": to_dot,
     "table": to_table,
 }
+FORMATS = tuple(WRITERS)  # the page is made of several of these
 
 
 def draw(plan: Plan, priced: Audit | None = None, *, format: Format = "svg") -> Diagram:

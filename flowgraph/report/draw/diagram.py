@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import typing
 from typing import Literal
 
 from flowgraph.report.draw.png import to_png
 
 Format = Literal["svg", "html", "mermaid", "dot", "table"]
-FORMATS: tuple[Format, ...] = typing.get_args(Format)
 
 
 class Diagram(str):

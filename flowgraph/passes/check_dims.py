@@ -35,7 +35,8 @@ def check_dims(graph: Graph) -> Iterator[Diagnostic]:
         yield Diagnostic("FG204", graph.file.place, message, help)
         return
     for name, (node, why) in missing.items():
-        help = f"{near(name, (*graph.dims, *MODEL_DIMS))}add `{name}: {{mean: …, max: …}}` under dims:"
+        hint = "name a model that has it, or " if name in MODEL_DIMS else near(name, (*graph.dims, *MODEL_DIMS))
+        help = f"{hint}add `{name}: {{mean: …, max: …}}` under dims:"
         yield Diagnostic("FG204", node.place, f"dim {name!r} has no size, and {why}", help)
     if not missing:  # else it is one of those, under another name
         yield from _unread(graph)

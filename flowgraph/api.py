@@ -308,7 +308,7 @@ def _priced(
         ran = read_ran(directory, now.graph)
         if found := differences(ran, now):
             plan = msgspec.structs.replace(ran, budgets=now.budgets)
-            whole, stages = _ran(directory, ran)
+            whole, stages = (None, []) if whole is None else _ran(directory, ran)
             notes = [
                 f"the graph or its hops changed since this run ({_some(found)}); priced is the plan that ran"
             ]

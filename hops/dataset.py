@@ -167,10 +167,17 @@ def render(
 
     An effect, because a source of rows keeps what it has read of its file.
 
-    rows: index → `hops.rows.Example`, e.g. {use: hops.rows.reasoning_gym, task: chain_sum}
-    Raises ValueError for a prompt that is longer than dims.prompt.
+    rows: index → `hops.rows.Example`, e.g. {use: hops.rows.reasoning_gym, task: chain_sum, split: train}
+    Raises ValueError for a prompt that is longer than dims.prompt, and past the last row of a source that ends.
     """
-    example, where = rows(int(row)), f"row {int(row)}"
+    where = f"row {int(row)}"
+    try:
+        example = rows(int(row))
+    except IndexError as error:
+        message = (
+            f"the source of rows ends before {where} ({error}); use hops.dataset.table, which begins again"
+        )
+        raise ValueError(message) from None
     ids = _prompt(example, tokenizer, where, longest)
     return Rendered(ids, pack(example))
 

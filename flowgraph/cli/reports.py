@@ -22,6 +22,7 @@ from flowgraph.cli.shared import (
     fail_at_the_end,
     graph_of,
     print_findings,
+    refuse_resized,
     show_findings,
     width,
     write_file,
@@ -173,9 +174,11 @@ def draw(
     table. Without -o, or with `-o -`, a table goes to stdout, or what --format says.
     """
     to_file = output not in (None, "-")
-    if to_file and kind is None and Path(output or "").suffix not in SUFFIXES:
-        raise click.UsageError(f"{output} is none of {', '.join(SUFFIXES)}; name it so, or give --format")
-    kind = kind or (SUFFIXES[Path(output or "").suffix] if to_file else "table")
+    if to_file and kind is None and Path(output or "").suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"{output!r} is none of {', '.join(SUFFIXES)}; name it so, or give --format")
+    kind = kind or (SUFFIXES[Path(output or "").suffix.lower()] if to_file else "table")
+    if run_dir:
+        refuse_resized(overrides, no_pass)
     loaded = checked(graph, overrides, no_pass=no_pass, report=True, fails=False)
     format: Format = "svg" if kind == "png" else kind  # type: ignore[assignment]  # one of SUFFIXES
     try:
@@ -229,6 +232,8 @@ def audit(
         raise click.UsageError(
             "give one of --naive, --json and --csv; the last two hold all that --naive shows"
         )
+    if run_dir:
+        refuse_resized(overrides, no_pass)
     loaded = checked(graph, overrides, as_json=as_json, no_pass=no_pass, report=True, fails=fail_over)
     try:
         result = api.audit(loaded, run_dir, no_pass=no_pass)

@@ -52,6 +52,15 @@ def checked(
     return loaded
 
 
+def refuse_resized(overrides: tuple[str, ...], no_pass: tuple[str, ...]) -> None:
+    """With --run, what ran is priced: another size, model or set of passes would be told of and not be so."""
+    sized = [one for one in overrides if not one.startswith(("budgets", "run."))]
+    asked = [*(f"--set {one}" for one in sized), *(f"--no-pass {one}" for one in no_pass)]
+    asked += ["--model"] if click.get_current_context().meta.get("model") else []
+    if asked:
+        raise click.UsageError(f"--run prices what ran, so {asked[0]} means nothing beside it; leave one out")
+
+
 def graph_of(loaded: Loaded) -> Graph:
     assert loaded.graph is not None, "it has no findings"
     return loaded.graph
@@ -103,10 +112,18 @@ def width() -> int:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Whole or not at all. What is no regular file (a device, a pipe) is written to; a link is followed."""
+    data = content.encode() if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
     try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(partial, path)
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise click.UsageError(f"can't write {path}: {error.strerror}") from None

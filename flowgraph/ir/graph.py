@@ -88,7 +88,7 @@ class Node(msgspec.Struct):
 class Owner(msgspec.Struct):
     """One process: its thread count and the resource that it alone holds.
 
-    ranks: dim → among how many processes it splits the work; () for the one that runs here
+    ranks: dim → among how many processes it splits the work; {} for the one that runs here
     """
 
     name: str

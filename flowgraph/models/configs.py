@@ -6,6 +6,7 @@ transformers and torch are imported only where a config needs them.
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import json
 from typing import Any
@@ -27,8 +28,15 @@ def config_of(text: str) -> dict[str, Any]:
     if made is None or not isinstance(made, type):
         raise ModelError(f"transformers {transformers.__version__} has no {name}", "name a class that it has")
     try:
+        known = {*made().to_dict(), *getattr(made, "attribute_map", {})}
+        if unknown := [key for key in arguments if key not in known]:
+            meant = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {meant[0]}? " if meant else ""
+            raise ModelError(f"{name} has no {unknown[0]}", f"{hint}remove it")
         found: dict[str, Any] = made(**arguments).to_dict()
         return found
+    except ModelError:
+        raise
     except Exception as error:  # each class checks its arguments in its own way
         raise ModelError(f"{text}: {type(error).__name__}: {error}", "change its arguments") from None
 

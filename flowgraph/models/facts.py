@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -111,34 +112,35 @@ def directory_facts(path: Path) -> ModelFacts:
         tensors.pop("lm_head.weight", None)
     return ModelFacts(
         **_numbers(config, str(path / "config.json")),
+        moe_layers=_moe_layers(tensors),
         tensors=tuple(TensorFact(name, shape, dtype) for name, (shape, dtype) in tensors.items()),
     )
 
 
 def config_facts(config: dict[str, Any], said: str) -> ModelFacts:
     """The facts of a Hugging Face config alone. said: how it was given. Raises ModelError as `facts` does."""
-    numbers = _numbers(config, said)
-    return ModelFacts(**numbers, tensors=tuple(TensorFact(*one) for one in tensors_of(config, said)))
+    numbers = _numbers(config, said, [name for name in _NEEDED if name != "max_position"])
+    numbers["max_position"] = numbers["max_position"] or 0  # which prices nothing
+    tensors = tuple(TensorFact(*one) for one in tensors_of(config, said))
+    return ModelFacts(**numbers, tensors=tensors, moe_layers=_moe_layers(t.name for t in tensors))
 
 
-def _numbers(config: dict[str, Any], said: str) -> dict[str, Any]:
+def _numbers(config: dict[str, Any], said: str, needed: Collection[str] = _NEEDED) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for fact, keys in _KEYS.items():
         values[fact] = next((value for key in keys if (value := _get(config, key)) is not None), None)
-    missing = [_KEYS[fact][0] for fact in _NEEDED if values[fact] is None]
+    missing = [_KEYS[fact][0] for fact in needed if values[fact] is None]
     if missing:
         raise ModelError(f"{said} has no {', '.join(missing)}", "give a causal language model")
     values["kv_heads"] = values["kv_heads"] or values["heads"]
     values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
-    values["moe_layers"] = _moe_layers(config, values["layers"]) if values["experts"] else None
     return values
 
 
-def _moe_layers(config: dict[str, Any], layers: int) -> int:
-    """Layers with experts: all but the first few, or but those that are named, or each k-th."""
-    dense = _get(config, "first_k_dense_replace") or len(_get(config, "mlp_only_layers") or ())
-    step = _get(config, "decoder_sparse_step") or 1
-    return int((layers - dense) // step)
+def _moe_layers(names: Iterable[str]) -> int | None:
+    """Layers with experts, by the names of a model's tensors; None when it has none."""
+    found = {match[1] for name in names if (match := re.search(r"\.layers\.(\d+)\..*\bexperts\b", name))}
+    return len(found) or None
 
 
 def _get(config: dict[str, Any], key: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.models import facts
 from flowgraph.passes.resolve import MODEL_DIMS
 from flowgraph.passes.sizes import COUNTED, evaluate
 from flowgraph.spec.dims import parse
@@ -35,11 +36,17 @@ def check_dims(graph: Graph) -> Iterator[Diagnostic]:
         yield Diagnostic("FG204", graph.file.place, message, help)
         return
     for name, (node, why) in missing.items():
-        hint = "name a model that has it, or " if name in MODEL_DIMS else near(name, (*graph.dims, *MODEL_DIMS))
+        hint = _of_model(graph) if name in MODEL_DIMS else near(name, (*graph.dims, *MODEL_DIMS))
         help = f"{hint}add `{name}: {{mean: …, max: …}}` under dims:"
         yield Diagnostic("FG204", node.place, f"dim {name!r} has no size, and {why}", help)
     if not missing:  # else it is one of those, under another name
         yield from _unread(graph)
+
+
+def _of_model(graph: Graph) -> str:
+    """What gives a graph the numbers of a model."""
+    unseen = [owner.model for owner in graph.owners.values() if owner.model and facts(owner.model) is None]
+    return f"flowgraph pull {unseen[0]}, or " if unseen else "name a model that has it, or "
 
 
 def _dims_of(node: Node) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.models import resolve
+from flowgraph.passes.sizes import dim_values
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
 
+UNWEIGHTED = ("priced", "config", "class")  # models of which only the numbers are known
 ROWS = ("trajectory", "leaf", "token")  # along each of these the rows of a batch lie
 
 
@@ -22,7 +25,7 @@ def splits(axis: str, port: Port, writer: Node) -> bool:
     if port.kind == "tensors":
         return False
     names = {name for dim in port.shape for name in dim.names}
-    if axis == "trajectory":
+    if axis in ("trajectory", "leaf"):
         return writer.kind == "trajectory" or not names.isdisjoint(ROWS)
     return axis in names
 
@@ -34,23 +37,28 @@ def share(graph: Graph, owner: str, port: Port, writer: Node) -> tuple[int, tupl
 
 
 def check_ranks(graph: Graph) -> Iterator[Diagnostic]:
-    """FG104: every axis splits something that the owner's hops read."""
+    """FG104: every axis splits something that the owner's hops read, into no more parts than there are."""
+    if graph.broken or graph.file.partial & {"hops", "owners"}:
+        return
     for name, owner in graph.owners.items():
         read = [
             (b.source, graph.nodes[b.producer])
             for node, b in graph.columns()
             if node.owner == name and b.source is not None
         ]
-        if graph.broken or graph.file.partial & {"hops", "owners"}:
-            return
-        for axis in owner.ranks:
+        for axis, parts in owner.ranks.items():
+            place = graph.file.owners[name].rank_places[axis]
+            most = dim_values("step", graph.dims, "max").get(axis)
+            if most is not None and parts > most:
+                message = f"owners.{name}.ranks.{axis} splits {most:g} of {axis} into {parts} parts"
+                yield Diagnostic("FG106", place, message, f"write {axis}: {most:g}, or less")
             if not any(splits(axis, port, writer) for port, writer in read):
                 known = sorted(
                     {n for port, _ in read for dim in port.shape for n in dim.names} | {"trajectory"}
                 )
                 message = f"owners.{name}.ranks.{axis} splits nothing that {name} reads"
                 help = f"{near(axis, known)}name a dim of what it reads: {', '.join(known)}"
-                yield Diagnostic("FG104", graph.file.owners[name].rank_places[axis], message, help)
+                yield Diagnostic("FG104", place, message, help)
 
 
 def unrunnable(graph: Graph) -> list[Diagnostic]:
@@ -63,6 +71,10 @@ def unrunnable(graph: Graph) -> list[Diagnostic]:
             help = "audit, draw or explain this graph; to run one, use a hop with a body, such as those of hops.rollout"
             found.append(Diagnostic("FG114", place, message, help))
     for name, owner in graph.owners.items():
+        if owner.model is not None and resolve(owner.model).kind in UNWEIGHTED:
+            message = f"the model of owner {name}, {owner.model}, is known by its numbers and has no weights"
+            help = "name a hub id or a directory with weights to run it"
+            found.append(Diagnostic("FG114", graph.file.owners[name].place, message, help))
         if (count := math.prod(owner.ranks.values())) > 1:
             place = next(iter(graph.file.owners[name].rank_places.values()))
             message = f"owner {name} has {count:,} ranks, and an owner runs as one process"
@@ -71,6 +83,11 @@ def unrunnable(graph: Graph) -> list[Diagnostic]:
 
 
 def priced_only(graph: Graph) -> list[str]:
-    """The hops that are only described, and the owners with ranks: why a graph can't run."""
+    """The hops that are only described, and the owners with ranks or without weights: why a graph can't run."""
     hops = [node.name for node in graph.nodes.values() if node.spec.facts.described]
-    return hops + [name for name, owner in graph.owners.items() if math.prod(owner.ranks.values()) > 1]
+    return hops + [
+        name
+        for name, owner in graph.owners.items()
+        if math.prod(owner.ranks.values()) > 1
+        or (owner.model is not None and resolve(owner.model).kind in UNWEIGHTED)
+    ]

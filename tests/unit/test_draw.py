@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import random
 import xml.etree.ElementTree as ET
@@ -262,3 +263,18 @@ def test_labels_are_no_wider_than_their_boxes(quickstart: Plan) -> None:
     for label in labels:
         for line in label.lines:
             assert sum(span.width for span in line) <= label.w + 0.01
+
+
+def test_one_hop_with_a_thousand_readers_is_laid_out_in_time_that_grows_with_them() -> None:
+    """By counting calls, not seconds: what a label tries grows with the readers, not with their square."""
+
+    def calls(readers: int) -> int:
+        seams = [plans.seam("a", f"b{i}", plans.field("a", f"p{i}")) for i in range(readers)]
+        seams += [plans.seam(f"b{i}", "z", plans.field(f"b{i}", f"q{i}")) for i in range(readers)]
+        plan = plans.plan(seams)
+        profile = cProfile.Profile()
+        profile.runcall(draw, plan)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    small, large = calls(100), calls(400)
+    assert large < 6 * small

@@ -112,12 +112,17 @@ def _basis(
         expected=predict(plan, measured.lengths) if measured and measured.lengths else {},
         readers=readers,
         reads={(h.name, r.port): r for h in plan.hops.values() for r in h.reads},
-        over={
-            one.part: f"{one.budget.name} {one.budget.amount.text}"
-            for one in exceeded(plan.budgets, plan)
-            if one.budget.amount is not None
-        },
+        over=_over(plan),
     )
+
+
+def _over(plan: Plan) -> dict[str, str]:
+    """Seam → the budgets that it breaks, or is the largest part of."""
+    found: dict[str, list[str]] = {}
+    for one in exceeded(plan.budgets, plan):
+        assert one.budget.amount is not None
+        found.setdefault(one.part, []).append(f"{one.budget.name} {one.budget.amount.text}")
+    return {part: ", ".join(names) for part, names in found.items()}
 
 
 def _seam(at: _Basis, seam: Seam, whole: float) -> SeamRow:

@@ -55,7 +55,8 @@ def _total(audit: Audit) -> Iterator[Line]:
     if one is None:
         return
     moved = sum(f.mean for s in audit.seams for f in s.fields if f.naive is not None)
-    driver = audit.driver.mean
+    weights = sum(f.driver for s in audit.seams for f in s.fields if f.naive is None)
+    driver = audit.driver.mean - weights  # which the controller's bytes have not in them either
     raw = ("", size_text(one.read_raw), size_text(one.controller_raw))
     yield Line("all", (*raw, size_text(moved), size_text(driver), times(one.read_raw, moved)), "bold")
     yield Line("as base64", ("", size_text(one.read_base64), size_text(one.controller_base64)), "dim", 2)

@@ -108,8 +108,9 @@ class SeamRow(msgspec.Struct, frozen=True):
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Those that changed what is read of it, or what passes through the driver."""
-        return tuple(one.name for one in self.saved)
+        """Those that saved some of what is read of it or passes through the driver, the one that saved most first."""
+        paid = [one for one in self.saved if one.read + one.driver > 0]
+        return tuple(one.name for one in sorted(paid, key=lambda one: -(one.read + one.driver)))
 
     @property
     def off(self) -> bool:

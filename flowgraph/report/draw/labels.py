@@ -111,10 +111,9 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
 
 def _by(row: SeamRow) -> str:
     """The pass that saves most of what is read and of what passes through the driver, `+2` for two more."""
-    if not row.saved:
+    if not row.passes:
         return ""
-    most = max(row.saved, key=lambda one: one.read + one.driver)
-    return f"by {most.name}" + (f" +{len(row.saved) - 1}" if len(row.saved) > 1 else "")
+    return f"by {row.passes[0]}" + (f" +{len(row.passes) - 1}" if len(row.passes) > 1 else "")
 
 
 def _price(row: SeamRow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from itertools import pairwise
 
 import msgspec
@@ -41,6 +42,8 @@ LONGEST = 230.0  # of a label that has a track of its own
 LANE = 12.0  # between lines in a gutter
 BESIDE = 44.0  # between two hops of a layer
 CORRIDOR = 110.0  # the same where lines pass between them, beside what hangs over the hops
+PLACES = 40  # that are tried for a label on its track
+Stub = tuple[float, float, float]  # a vertical piece of a line: x, from y, to y
 MIN_CHANNEL = 34.0  # between two rows that nothing runs between
 
 
@@ -123,6 +126,7 @@ class Frame(msgspec.Struct):
     """The y of every row and channel, what runs in each channel, and the x of every lane.
 
     through: of each lane its x, and the channels where it begins and ends
+    stubs: channel → its vertical pieces, left to right, once they are asked for
     """
 
     items: dict[int, list[Item]]
@@ -131,6 +135,7 @@ class Frame(msgspec.Struct):
     channel_tops: list[float]
     height: float
     through: list[tuple[float, int, int]]
+    stubs: dict[int, list[Stub]] = {}
 
     def bottom(self, channel: int) -> float:
         return self.tops[channel] if channel < len(self.tops) else self.height
@@ -272,14 +277,16 @@ def _routed(grid: Grid, frame: Frame, edge: Edge) -> EdgeLine:
         points += [(frame.lanes[edge.order], first.y), (frame.lanes[edge.order], last.y)]
     points += [(x2, last.y), (x2, enter)]
     channel, item = (at_a, first) if first.label else (at_b, last)
-    stubs = _stubs(frame, channel)
+    if channel not in frame.stubs:
+        frame.stubs[channel] = sorted(_stubs(frame, channel))
+    stubs = frame.stubs[channel]
     return EdgeLine(
         edge.ends, tuple(points), edge.stroke, _best_label(edge, item, stubs), grid.edge_texts[edge.order]
     )
 
 
-def _stubs(frame: Frame, channel: int) -> list[tuple[float, float, float]]:
-    """The vertical pieces in a channel: (x, from y, to y)."""
+def _stubs(frame: Frame, channel: int) -> list[Stub]:
+    """The vertical pieces in a channel."""
     top, bottom = frame.channel_tops[channel], frame.bottom(channel)
     out = []
     for item in frame.items[channel]:
@@ -298,24 +305,28 @@ def _goes_up(item: Item, channel: int) -> bool:
     return channel > min(item.edge.a[0], item.edge.b[0]) + 1
 
 
-def _best_label(edge: Edge, item: Item, stubs: list[tuple[float, float, float]]) -> tuple[Label, ...]:
-    """Where on its track, within what is reserved, the fewest vertical lines cross it; nearest the middle."""
+def _best_label(edge: Edge, item: Item, stubs: list[Stub]) -> tuple[Label, ...]:
+    """Where on its track, within what is reserved, the fewest vertical lines cross it; nearest the middle.
+
+    stubs: from left to right
+    """
     middle = (item.x1 + item.x2) / 2
     half = edge.label.width / 2 + CLEAR
     first, last = item.lo + half, item.hi - half
-    count = max(1, int((last - first) // 5))
+    count = min(PLACES, max(1, int((last - first) // 5)))
     places = [middle] if first <= middle <= last else []
     places += [first + (last - first) * i / count for i in range(count + 1)]
     best: tuple[tuple[int, float], tuple[Label, ...]] | None = None
     for x in places:
         labels = around(edge.label, x, item.y, edge.stroke)
-        hits = sum(1 for stub in stubs for box in labels if _hits(stub, box))
+        near = stubs[bisect_left(stubs, (x - half, 0.0, 0.0)) : bisect_left(stubs, (x + half, 0.0, 0.0))]
+        hits = sum(1 for stub in near for box in labels if _hits(stub, box))
         if best is None or (hits, abs(x - middle)) < best[0]:
             best = ((hits, abs(x - middle)), labels)
     return best[1] if best else ()
 
 
-def _hits(stub: tuple[float, float, float], box: Label) -> bool:
+def _hits(stub: Stub, box: Label) -> bool:
     x, y1, y2 = stub
     return box.x - CLEAR < x < box.x + box.w + CLEAR and y1 < box.y + box.h and box.y < y2
 

@@ -7,7 +7,7 @@ label, so no two labels can meet. An edge over more than one row passes through 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import msgspec
@@ -237,8 +237,11 @@ def _track_height(here: list[Item]) -> float:
 
 def set_heights(items: list[Item], heights: list[float], top: float) -> None:
     """The y of every item's line, so that all labels on a track fit above and below it."""
+    above: dict[int, float] = {}
+    starts = list(accumulate(heights, initial=top))
     for item in items:
-        here = [i for i in items if i.track == item.track and i.edge.kind != "down"]
-        start = top + sum(heights[: item.track])
+        if item.edge.kind != "down":
+            above[item.track] = max(above.get(item.track, 0.0), item.above)
+    for item in items:
         beside = item.edge.kind == "down"
-        item.y = start + (heights[item.track] / 2 if beside else max(i.above for i in here) + 3)
+        item.y = starts[item.track] + (heights[item.track] / 2 if beside else above[item.track] + 3)

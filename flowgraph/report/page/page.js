@@ -23,7 +23,7 @@ function sort(button) {
   const down = was ? was === 'ascending' : numbers;
   for (const other of all('th', table)) other.removeAttribute('aria-sort');
   head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  const value = (row) => numbers ? Number(row.cells[at].dataset.v ?? -1) : row.cells[at].textContent;
+  const value = (row) => numbers ? Number(row.cells[at].dataset.v ?? -1e300) : row.cells[at].textContent;
   const order = (a, b) => numbers ? value(a) - value(b) : value(a).localeCompare(value(b));
   rows.sort((a, b) => (down ? -1 : 1) * order(a, b));
   table.tBodies[0].append(...rows);

@@ -55,7 +55,13 @@ def without_run(priced: Audit) -> Audit:
         )
         for seam in priced.seams
     )  # fmt: skip
-    return msgspec.structs.replace(priced, seams=seams, steps=None, control_bytes=None)
+    return msgspec.structs.replace(
+        priced, seams=seams, steps=None, control_bytes=None,
+        total=msgspec.structs.replace(priced.total, measured=None),
+        driver=msgspec.structs.replace(priced.driver, measured=None),
+        owners=tuple(msgspec.structs.replace(one, measured=None) for one in priced.owners),
+        processes=tuple(msgspec.structs.replace(one, measured=None) for one in priced.processes),
+    )  # fmt: skip
 
 
 def _field(field: FieldRow) -> FieldRow:

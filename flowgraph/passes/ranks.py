@@ -85,9 +85,10 @@ def unrunnable(graph: Graph) -> list[Diagnostic]:
 def priced_only(graph: Graph) -> list[str]:
     """The hops that are only described, and the owners with ranks or without weights: why a graph can't run."""
     hops = [node.name for node in graph.nodes.values() if node.spec.facts.described]
-    return hops + [
+    owners = [
         name
         for name, owner in graph.owners.items()
         if math.prod(owner.ranks.values()) > 1
         or (owner.model is not None and resolve(owner.model).kind in UNWEIGHTED)
     ]
+    return list(dict.fromkeys([*hops, *owners]))

@@ -122,7 +122,7 @@ def draw(
 
         >>> pathlib.Path("ring.svg").write_text(flowgraph.draw("graphs/quickstart.yaml"))
     """
-    plan, priced, naive = _priced(graph, measured, no_pass)
+    plan, priced, naive = _priced(graph, measured, no_pass, naive=format == "html")
     if format == "html":
         return Diagram(page(plan, priced, naive), format)
     return drawing.draw(plan, priced, format=format)
@@ -291,9 +291,13 @@ def _plan(graph: File | Loaded | Graph | Plan) -> Plan:
 
 
 def _priced(
-    graph: File | Loaded | Graph | Plan, measured: Measured | File | None, no_pass: Collection[str]
+    graph: File | Loaded | Graph | Plan,
+    measured: Measured | File | None,
+    no_pass: Collection[str],
+    *,
+    naive: bool = True,
 ) -> tuple[Plan, Audit, Plan | None]:
-    """A plan, its audit, and the naive plan; with what only the graph tells when there is one.
+    """A plan, its audit, and if asked for the naive plan; with what only the graph tells when there is one.
 
     A run's directory brings its own plan: what it measured is held against that, and a graph that has changed since
     is said to have.
@@ -312,8 +316,8 @@ def _priced(
             notes = [
                 f"the graph or its hops changed since this run ({_some(found)}); priced is the plan that ran"
             ]
-    naive = None if whole is None else naive_plan(whole)
-    return plan, auditing.audit(plan, measured, stages=stages, naive=naive, notes=notes), naive
+    carried = naive_plan(whole) if naive and whole is not None else None
+    return plan, auditing.audit(plan, measured, stages=stages, naive=carried, notes=notes), carried
 
 
 def _ran(directory: str, ran: Plan) -> tuple[Graph | None, list[tuple[str, Plan]]]:

@@ -31,7 +31,7 @@ from flowgraph.plan.compile import compile_graph, hold, plans
 from flowgraph.plan.measured import Measured, read_measured
 from flowgraph.plan.naive import naive_plan
 from flowgraph.plan.plan import Plan
-from flowgraph.plan.ran import differences, read_ran
+from flowgraph.plan.ran import differences, read_busy, read_ran
 from flowgraph.report import audit as auditing
 from flowgraph.report import diff as differing
 from flowgraph.report import draw as drawing
@@ -124,7 +124,8 @@ def draw(
     """
     plan, priced, naive = _priced(graph, measured, no_pass, naive=format == "html")
     if format == "html":
-        return Diagram(page(plan, priced, naive), format)
+        busy = {} if measured is None or isinstance(measured, Measured) else read_busy(os.fspath(measured))
+        return Diagram(page(plan, priced, naive, busy), format)
     return drawing.draw(plan, priced, format=format)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgraph.importers.result import FULL, Imported, full, graph_text, model_of, reason
+from flowgraph.importers.result import FULL, Imported, fitting, full, graph_text, model_of, reason
 from flowgraph.importers.shell import read_script
 
 RULES = {
@@ -154,7 +154,7 @@ def _graph(
         used["--rollout-top-p"] = "not described"
     elif "--rollout-top-p" in given:
         used["--rollout-top-p"] = "no kept token ids cross"
-    ranks = _ranks(count)
+    ranks = _ranks(count, dims["group"] * dims["sample"])
     return {
         "graph": "".join(c if c.isalnum() else "_" for c in name).strip("_") or "slime",
         "doc": f"What slime ships with {name}",
@@ -177,7 +177,7 @@ def _missing(option: str) -> int:
     )
 
 
-def _ranks(count: Any) -> dict[str, int]:
+def _ranks(count: Any, rows: int) -> dict[str, int]:
     """Data parallel ranks split rows, context parallel ones tokens; tensor and pipeline parallel ones read the same."""
     nodes, each = (
         count("--actor-num-nodes", "{} nodes of ranks", 1),
@@ -186,8 +186,8 @@ def _ranks(count: Any) -> dict[str, int]:
     context = count("--context-parallel-size", "ranks that share a sequence: {}", 1)
     tensor = count("--tensor-model-parallel-size", "ranks that read the same rows: {}", 1)
     stages = count("--pipeline-model-parallel-size", "ranks that read the same rows: {}", 1)
-    rows = max(1, nodes * each // (context * tensor * stages))
-    return {axis: n for axis, n in (("trajectory", rows), ("token", context)) if n > 1}
+    split = max(1, nodes * each // (context * tensor * stages))
+    return fitting({"trajectory": split, "token": context}, rows)
 
 
 def _hops(routed: bool, *, max_lag: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgraph.importers.hydra import read_config
-from flowgraph.importers.result import FULL, Imported, full, graph_text, model_of, reason
+from flowgraph.importers.result import FULL, Imported, fitting, full, graph_text, model_of, reason
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 DEFAULTS: dict[str, Any] = {
@@ -155,7 +155,7 @@ def _graph(options: _Options, path: Path, assumed: list[str]) -> dict[str, Any]:
         str(options.get("actor_rollout_ref.model.path", "the model of engine and learner")), assumed
     )
     hops, trained = _hops(options)
-    ranks = {"ranks": found} if (found := _ranks(options)) else {}
+    ranks = {"ranks": found} if (found := _ranks(options, dims["group"] * dims["sample"])) else {}
     owners: dict[str, Any] = {
         "driver": {},
         "rollout": {"engine": {"use": "transformers", "model": model}},
@@ -237,7 +237,7 @@ def _hops(options: _Options) -> tuple[dict[str, Any], list[str]]:
     return hops, [name for name, there in (("ref", any(kl)), ("critic", critic)) if there]
 
 
-def _ranks(options: _Options) -> dict[str, int]:
+def _ranks(options: _Options, rows: int) -> dict[str, int]:
     """How the actor's processes split a batch: data parallel by trajectory, sequence and context parallel by token.
 
     Tensor and pipeline parallel ranks split no column: each reads what its data-parallel rank does.
@@ -253,4 +253,4 @@ def _ranks(options: _Options) -> dict[str, int]:
         f"{ACTOR}.megatron.pipeline_model_parallel_size", "ranks that read the same rows: {}"
     )
     split = max(1, world // (sequence * context * tensor * stages))
-    return {name: n for name, n in (("trajectory", split), ("token", sequence * context)) if n > 1}
+    return fitting({"trajectory": split, "token": sequence * context}, rows)

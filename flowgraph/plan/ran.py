@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,15 @@ def read_ran(run_dir: str | Path, graph: str) -> Plan:
     if plan.graph != graph:
         raise ValueError(f"{run_dir} is a run of the graph {plan.graph}, not of {graph}")
     return plan
+
+
+def read_busy(run_dir: str | Path) -> dict[str, float]:
+    """Owner → the share of the run's time that it was busy; nothing where DIR/summary.json does not say."""
+    try:
+        said = json.loads((Path(run_dir) / "summary.json").read_bytes())
+        return {owner: seconds / said["seconds"] for owner, seconds in said["busy_seconds"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return {}
 
 
 def differences(ran: Plan, plan: Plan) -> list[str]:

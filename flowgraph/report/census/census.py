@@ -26,7 +26,10 @@ ANEW = "a new run, from step 0"
 
 
 class State(msgspec.Struct, frozen=True):
-    """One state. parts: its fields or columns; nbytes: its bound; exact: False when it may hold more than `nbytes`."""
+    """One state. parts: its fields or columns; nbytes: its bound; exact: False when it may hold more than `nbytes`.
+
+    hop: the one that it is of; "" for what the driver or a resource keeps of many
+    """
 
     name: str
     owner: str
@@ -35,6 +38,7 @@ class State(msgspec.Struct, frozen=True):
     exact: bool
     crosses: tuple[Boundary, ...]
     restored: str
+    hop: str = ""
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -65,8 +69,9 @@ def _driver(plan: Plan) -> Iterator[State]:
         if hop.kind == "fold":
             state = rows.fold_state(plan, hop)
             yield State(
-                f"fold {hop.name}", hop.owner, state.fields, state.nbytes, state.exact, ("crash",), ANEW
-            )
+                f"fold {hop.name}", hop.owner, state.fields, state.nbytes, state.exact, ("crash",), ANEW,
+                hop.name,
+            )  # fmt: skip
     yield State(
         "table of rows", "driver", tuple(rows.kinds(plan)), rows.table_bytes(plan), True, ("crash",), ANEW
     )
@@ -86,7 +91,7 @@ def _value(plan: Plan, hop: Hop, output: str) -> State:
     apart = any(h.owner != "driver" for h in (hop, *readers))
     crosses: tuple[Boundary, ...] = ("process", "crash") if apart else ("crash",)
     name = f"version of {hop.name}" if output == "out" else f"{output} of {hop.name}"
-    return State(name, "driver", (), rows.packed(MANY), True, crosses, f"the next {hop.name}")
+    return State(name, "driver", (), rows.packed(MANY), True, crosses, f"the next {hop.name}", hop.name)
 
 
 def _blocks(plan: Plan) -> Iterator[State]:
@@ -108,6 +113,7 @@ def _blocks(plan: Plan) -> Iterator[State]:
             True,
             tuple(b for b in BOUNDARIES if found.get(b)),
             ANEW if hop.home == "driver" else "the driver holds them",
+            hop.name,
         )
 
 

@@ -7,20 +7,21 @@ import msgspec
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit import Audit, SeamRow, audit
 from flowgraph.report.audit.rows import FieldRow
+from flowgraph.spec.units import counted
 
 NAIVE = "as a single controller carries it: padded, whole, and all of it through the controller; weights go past it"
 
 
 class View(msgspec.Struct, frozen=True):
-    """One state of the toggles. seams: the rows of its table; total, driver: bytes a step."""
+    """One state of the toggles. seams: the rows of its table; total, driver: bytes a step, None where unknown."""
 
     plan_as: str  # naive or compiled
     bytes_as: str  # predicted or measured
     plan: Plan
     audit: Audit
     seams: tuple[SeamRow, ...]
-    total: float
-    driver: float
+    total: float | None
+    driver: float | None
     said: str
 
     @property
@@ -39,10 +40,9 @@ def views(plan: Plan, priced: Audit, naive: Plan | None) -> list[View]:
         sums = carried.total.mean, carried.driver.mean
         found.append(View("naive", "predicted", naive, carried, carried.seams, *sums, NAIVE))
     if priced.steps is not None:
-        read = sum(s.measured or 0 for s in priced.seams)
-        said = f"compiled, bytes a step as measured over {priced.steps} steps"
-        driver = priced.driver.measured or 0.0
-        found.append(View("compiled", "measured", plan, priced, priced.seams, read, driver, said))
+        said = f"compiled, bytes a step as measured over {counted(priced.steps, 'step')}"
+        read = priced.total.measured, priced.driver.measured
+        found.append(View("compiled", "measured", plan, priced, priced.seams, *read, said))
     return found
 
 

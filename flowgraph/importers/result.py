@@ -61,7 +61,7 @@ def full(most: int) -> dict[str, int]:
 
 
 def fitting(ranks: Mapping[str, int], rows: int) -> dict[str, int]:
-    """The axes with more than one rank; of those that share rows, no more than there are rows: the others get padding."""
+    """The axes with more than one rank; no more share rows than there are rows, as the others get padding."""
     most = {"trajectory": rows}
     found = {axis: min(n, most.get(axis, n)) for axis, n in ranks.items()}
     return {axis: n for axis, n in found.items() if n > 1}

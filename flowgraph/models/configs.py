@@ -13,6 +13,7 @@ from typing import Any
 
 from flowgraph.errors import ModelError
 
+UNNAMED = ("head_dim",)  # models read it where it is given, and some configs have no default for it
 Shaped = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 
 
@@ -28,7 +29,7 @@ def config_of(text: str) -> dict[str, Any]:
     if made is None or not isinstance(made, type):
         raise ModelError(f"transformers {transformers.__version__} has no {name}", "name a class that it has")
     try:
-        known = {*made().to_dict(), *getattr(made, "attribute_map", {})}
+        known = {*made().to_dict(), *getattr(made, "attribute_map", {}), *UNNAMED}
         if unknown := [key for key in arguments if key not in known]:
             meant = difflib.get_close_matches(unknown[0], known, n=1)
             hint = f"did you mean {meant[0]}? " if meant else ""

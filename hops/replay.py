@@ -63,7 +63,6 @@ async def rollout_routed(
     max_new_tokens: Annotated[int, Dim("response")],
 ) -> Routed:
     """Sample one response and return the experts that its tokens were routed to."""
-    ...
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", described="SGLang")
@@ -75,7 +74,6 @@ async def rollout_indexed(
     max_new_tokens: Annotated[int, Dim("response")],
 ) -> Indexed:
     """Sample one response and return routed experts and the indexer's positions."""
-    ...
 
 
 @effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing replay")
@@ -92,7 +90,6 @@ def train_routed(
     loss: Callable[..., Any],
 ) -> Trained:
     """Train on a batch with the experts that rollout chose, where they were recorded."""
-    ...
 
 
 @effect(
@@ -112,4 +109,3 @@ def train_indexed(
     loss: Callable[..., Any],
 ) -> Trained:
     """Train on a batch with the experts and the attended positions that rollout chose."""
-    ...

@@ -63,32 +63,29 @@ def check_ranks(graph: Graph) -> Iterator[Diagnostic]:
 
 def unrunnable(graph: Graph) -> list[Diagnostic]:
     """FG114: what can be priced, and is not there to run. The graph has no other findings."""
-    found = []
+    return sorted((finding for _, finding in _missing(graph)), key=lambda d: d.place)
+
+
+def priced_only(graph: Graph) -> list[str]:
+    """The hops that are only described, and the owners with ranks or without weights: why a graph can't run."""
+    return list(dict.fromkeys(name for name, _ in _missing(graph)))
+
+
+def _missing(graph: Graph) -> Iterator[tuple[str, Diagnostic]]:
+    """(hop or owner, what it lacks to be run)."""
     for node in graph.nodes.values():
         if who := node.spec.facts.described:
             place = graph.file.hops[node.name].use_place
             message = f"hop {node.name} ({node.spec.use}) only describes what {who} does, so it can't run"
             help = "audit, draw or explain this graph; to run one, use a hop with a body, such as those of hops.rollout"
-            found.append(Diagnostic("FG114", place, message, help))
+            yield node.name, Diagnostic("FG114", place, message, help)
     for name, owner in graph.owners.items():
+        decl = graph.file.owners[name]
         if owner.model is not None and resolve(owner.model).kind in UNWEIGHTED:
             message = f"the model of owner {name}, {owner.model}, is known by its numbers and has no weights"
             help = "name a hub id or a directory with weights to run it"
-            found.append(Diagnostic("FG114", graph.file.owners[name].place, message, help))
+            yield name, Diagnostic("FG114", decl.place, message, help)
         if (count := math.prod(owner.ranks.values())) > 1:
-            place = next(iter(graph.file.owners[name].rank_places.values()))
             message = f"owner {name} has {count:,} ranks, and an owner runs as one process"
-            found.append(Diagnostic("FG114", place, message, f"remove ranks: of {name} to run it"))
-    return sorted(found, key=lambda d: d.place)
-
-
-def priced_only(graph: Graph) -> list[str]:
-    """The hops that are only described, and the owners with ranks or without weights: why a graph can't run."""
-    hops = [node.name for node in graph.nodes.values() if node.spec.facts.described]
-    owners = [
-        name
-        for name, owner in graph.owners.items()
-        if math.prod(owner.ranks.values()) > 1
-        or (owner.model is not None and resolve(owner.model).kind in UNWEIGHTED)
-    ]
-    return list(dict.fromkeys([*hops, *owners]))
+            help = f"remove ranks: of {name} to run it"
+            yield name, Diagnostic("FG114", next(iter(decl.rank_places.values())), message, help)

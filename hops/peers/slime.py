@@ -37,7 +37,6 @@ class Prompts(NamedTuple):
 @fold(source="group", lifetime="step", described="slime's data source, in the rollout manager")
 def dataset(state: Cursor) -> Prompts:
     """Rows of --prompt-data."""
-    ...
 
 
 class Sampled(NamedTuple):
@@ -71,13 +70,11 @@ SGLANG = "SGLang answers the rollout manager in JSON"
 @effect(uses=Engine, owner="rollout", lifetime="step", described=SGLANG)
 def rollout(prompt: Value, label: Value, *, engine: Engine) -> Sampled:
     """One response, with its tokens' log-probabilities."""
-    ...
 
 
 @effect(uses=Engine, owner="rollout", lifetime="step", described=SGLANG)
 def rollout_routed(prompt: Value, label: Value, *, engine: Engine) -> Routed:
     """One response, with log-probabilities and routed experts."""
-    ...
 
 
 @hop(owner="driver", lifetime="step", described="slime's rollout manager")
@@ -85,7 +82,6 @@ def rewards(
     raw_reward: Float32[Array, "leaf"],
 ) -> Annotated[Float32[Array, "leaf"], "normalised within its group"]:
     """`_post_process_rewards`: rewards less their group's mean, over its deviation."""
-    ...
 
 
 class Trained(NamedTuple):
@@ -110,7 +106,6 @@ def train(
     learner: Learner,
 ) -> Trained:
     """Log-probabilities, advantages and the update, all in the trainers."""
-    ...
 
 
 @effect(
@@ -130,7 +125,6 @@ def train_routed(
     learner: Learner,
 ) -> Trained:
     """`train` with the experts that rollout chose."""
-    ...
 
 
 @effect(uses=Engine, owner="rollout", lifetime="version", described="slime's trainers, past the manager")
@@ -138,4 +132,3 @@ def update_weights(
     weights: Annotated[dict[str, Any], Tensors()], batch_id: Int64[Array, ""], *, engine: Engine
 ) -> Annotated[Version, Latest(initial=0)]:
     """Buckets of weights, or files of them."""
-    ...

@@ -174,6 +174,7 @@ class Audit(msgspec.Struct, frozen=True):
         return render_table(self)
 
 
+HOT = 0.5  # of all bytes a step: a seam that carries more dominates
 CLOSE = 1.0  # percent that a measured size may be off its price at the run's own lengths
 
 

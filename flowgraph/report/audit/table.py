@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from flowgraph.report.audit.lines import Line, painted, table, wrapped
-from flowgraph.report.audit.rows import Audit, FieldRow, Saving, SeamRow, differs
+from flowgraph.report.audit.rows import HOT, Audit, FieldRow, Saving, SeamRow, differs, percent
 from flowgraph.spec.units import counted, per_step, percent_text, share_text, size_text
 
 OVER = "!"  # beside a measured mean above the predicted max
 OFF = "≠"  # beside one that is not the price at the run's own lengths
-HOT = 0.5  # a seam that alone carries more than half of all bytes
 
 
 def render_table(audit: Audit, width: int = 100, *, fields: bool = True, color: bool = False) -> str:
@@ -98,9 +97,7 @@ def _about(seam: SeamRow, field: FieldRow) -> Iterator[str]:
 
 def field_difference(field: FieldRow) -> float | None:
     """Measured against the price at the run's own lengths, in percent, where the two differ at all."""
-    if field.expected is None or field.measured is None or not field.expected:
-        return None
-    return (field.measured - field.expected) / field.expected * 100
+    return percent(field.expected, field.measured) if field.expected else None
 
 
 def _ran(

@@ -8,12 +8,11 @@ import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan, Seam
-from flowgraph.report.audit.rows import Audit, FieldRow, Saving, SeamRow
+from flowgraph.report.audit.rows import HOT, Audit, FieldRow, Saving, SeamRow
 from flowgraph.spec.dims import Size
 from flowgraph.spec.units import per_step, percent_text, size_text
 
 Line = Literal["solid", "dashed", "dotted"]
-HOT = 0.5  # of all bytes a step
 OFF = 10.0  # percent between measured and predicted that deserve a second look
 PLURAL = {"group": "groups", "trajectory": "trajectories", "step": "batches"}
 

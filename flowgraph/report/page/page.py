@@ -74,10 +74,8 @@ def _file(name: str) -> str:
 
 def _toggles(shown: list[View]) -> str:
     there = {"plan": {v.plan_as for v in shown}, "bytes": {v.bytes_as for v in shown}}
-    out, reasons = (
-        [],
-        [WHY[name] for group, names in CHOICES.items() for name in names if name not in there[group]],
-    )
+    reasons = [WHY[name] for group, names in CHOICES.items() for name in names if name not in there[group]]
+    out = []
     for group, names in CHOICES.items():
         out.append(f'<fieldset><legend class="hidden">{group}</legend>')
         for name in names:

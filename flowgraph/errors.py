@@ -11,7 +11,8 @@ FlowgraphError
     ├── LedgerError     FG905  trajectories were lost or counted twice
     ├── PromiseBroken   FG906  a hop breaks a promise about the content of a column
     ├── HiddenState     FG907  a hop that declares no state keeps some
-    └── MemoryShort     FG908  the machine can't hold the arenas
+    ├── MemoryShort     FG908  the machine can't hold the arenas
+    └── EngineFailed    FG909  no replica of an engine can serve
 """
 
 from __future__ import annotations
@@ -113,3 +114,7 @@ class HiddenState(RunError):
 
 class MemoryShort(RunError):
     code = "FG908"
+
+
+class EngineFailed(RunError):
+    code = "FG909"

@@ -1,8 +1,10 @@
 """What every engine does, and the values that cross its door. Imports no torch.
 
-An engine is the only holder of the rollout owner's large mutable state: weights and KV cache.
-It keeps no meaning across steps: given (weights of a version, prompt ids, sampling, key) it returns
-the same tokens whatever else it is doing.
+An engine is the only holder of the rollout owner's large mutable state: weights and KV cache. It keeps no meaning
+across steps: given (weights of a version, prompt ids, sampling, key) it samples the same whatever else it is doing.
+
+An engine is made of replicas: copies of the model that serve side by side. One replica may live in the worker's own
+process, or each in a server process of its own; `fleet.Fleet` is the engine over either kind.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-FinishReason = Literal["stop", "length", "abort"]
+# stop: EOS or a stop string; length: max_new_tokens; context: the model's context ended first; abort: somebody ended it.
+FinishReason = Literal["stop", "length", "context", "abort"]
+# What becomes of requests under way while weights change. retract: their KV is dropped, and computed anew under the new
+# weights; in_place: they go on with the KV they have; abort: they end, and what they have is the prefix of a new one.
+PauseMode = Literal["retract", "in_place", "abort"]
+PAUSE_MODES: tuple[PauseMode, ...] = ("retract", "in_place", "abort")
+# What an engine may record of every token beside its log-probability.
+SideChannel = Literal["routed_experts", "indexer_topk"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,11 +31,13 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     temperature: 0 means greedy. Log-probabilities are those of the temperature-scaled distribution.
     stop: strings; generation ends with the token that completes one (the token is kept: ids are the truth).
+    record: side channels to return
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     stop: tuple[str, ...] = ()
+    record: tuple[SideChannel, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -38,28 +49,59 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One sampled response of r tokens; the three arrays have the same length r (0 after an early abort)."""
+    """One sampled response of r tokens; the three arrays have the same length r (0 after an early abort).
+
+    versions: of the weights that each token was sampled under
+    retractions: how often the engine dropped the request's KV to make room, or to change weights
+    side: of each recorded side channel an array over prompt and response; see `served/side.py`
+    """
 
     ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
     finish_reason: FinishReason
+    retractions: int = 0
+    side: Mapping[str, npt.NDArray[Any]] = {}
+
+
+def nothing(reason: FinishReason = "abort") -> Generation:
+    """A response without a token."""
+    return Generation(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), reason)
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """Requests being decoded, requests waiting for a slot, and the number of slots."""
+    """Requests being decoded, requests waiting for a slot, and slots; of all replicas that serve.
+
+    kv_used: the fullest replica's share of its KV cache in use, 0 to 1
+    retractions: requests whose KV was dropped to make room since the engine started
+    """
 
     running: int
     waiting: int
     slots: int
+    kv_used: float = 0.0
+    retractions: int = 0
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """What one sync did. seconds: until every replica served or was given up for now; pushed: bytes to replicas
+
+    replicas: that serve the new version; retries: attempts beyond the first, of all replicas
+    """
+
+    version: int
+    seconds: float
+    pushed: int
+    replicas: int
+    retries: int
 
 
 class Engine(Protocol):
-    """Generate with token ids in and out; weights replaced in place. All waits are the caller's to bound."""
+    """Generate with token ids in and out; weights replaced while requests are under way."""
 
     @property
     def version(self) -> int:
-        """The version of the weights that the next token is sampled from."""
+        """The version that new requests are sampled from."""
         ...
 
     async def generate(
@@ -67,7 +109,8 @@ class Engine(Protocol):
     ) -> Generation:
         """Sample one response. `key` (64 bits) alone decides the randomness; position is the counter.
 
-        Raises ValueError for an empty prompt, or one that with max_new_tokens exceeds the context.
+        A prompt that leaves less than max_new_tokens of the context ends with reason "context", without a token when
+        it leaves none. Raises ValueError for an empty prompt, EngineFailed when no replica can serve.
         """
         ...
 
@@ -75,25 +118,79 @@ class Engine(Protocol):
         """End a request now; its `generate` returns what it has, with reason "abort". False if unknown."""
         ...
 
-    async def pause(self) -> None:
-        """Return when no token is being computed; requests keep their slots and wait."""
+    async def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """f32[n]: the log-probability of each of n tokens given those before it, at temperature 1; 0 for the first."""
         ...
 
-    async def resume(self) -> None:
-        """Decode again. Harmless when not paused."""
-        ...
+    async def sync(
+        self,
+        weights: Mapping[str, Any],
+        version: int,
+        *,
+        pause: PauseMode = "retract",
+        seconds: float = 300.0,
+    ) -> Synced:
+        """Make every replica serve these weights: pause → release → update → resume → continue, each repeatable.
 
-    def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
-        """Copy every tensor into the model (paused engine only) and drop all cached prefixes.
-
-        tensors: Hugging Face names → tensors on the CPU. A name that is missing, unknown, or of another
-        shape or dtype is a ValueError naming it, and then no weight has changed. A tied head is no
-        missing weight. `version` becomes current only after the last tensor has landed.
+        weights: Hugging Face names → tensors on the CPU, valid until this returns. A name that is missing, unknown or
+        of another shape or dtype is a ValueError naming it, and then no weight has changed. A tied head is no missing
+        weight. No replica serves a version before its last tensor has landed. One that fails or is late stays out of
+        rotation, and is brought back by itself; EngineFailed when after `seconds` none serves.
         """
         ...
 
-    def load(self) -> EngineLoad: ...
-
-    def close(self) -> None:
-        """Abort everything and free the model. Harmless when repeated."""
+    def load(self) -> EngineLoad:
+        """As last heard of."""
         ...
+
+    async def close(self) -> None:
+        """Abort everything, free the model, end the processes. Harmless when repeated."""
+        ...
+
+
+class Replica(Protocol):
+    """One copy of the model. The five actions of a sync are called in the order that `sync.Sync` allows."""
+
+    name: str
+
+    async def start(self, seconds: float) -> None:
+        """Be there and answer: launch what ended, connect to what runs. Nothing is said of the version it serves."""
+        ...
+
+    def alive(self) -> bool:
+        """False once its process is known to have ended."""
+        ...
+
+    async def generate(
+        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+    ) -> Generation:
+        """Sample; `drawn` tokens of the response end the prompt, and their random numbers are used up."""
+        ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]: ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Return when no token is being computed."""
+        ...
+
+    async def release(self) -> None:
+        """Give back the KV cache's physical memory, and keep its addresses."""
+        ...
+
+    async def update(self, weights: Any, version: int) -> int:
+        """Load the weights, whose form is the replica's own, and verify them. Returns the bytes that were sent."""
+        ...
+
+    async def resume(self) -> None:
+        """Have memory for the KV cache again."""
+        ...
+
+    async def proceed(self) -> None:
+        """Compute again."""
+        ...
+
+    async def load(self) -> EngineLoad: ...
+
+    async def close(self) -> None: ...

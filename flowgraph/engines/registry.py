@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from flowgraph.engines.protocol import Engine
+if TYPE_CHECKING:
+    from flowgraph.engines.fleet import Fleet
+    from flowgraph.engines.sync import Journal
+
+Transport = Literal["disk", "tensor", "distributed", "delta"]
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 class TransformersOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="transformers"):
-    """The embedded engine. slots: requests decoded at once, a fixed number, because bits depend on it."""
+    """The embedded engine. slots: requests decoded at once, a fixed number, because bits depend on it.
+
+    processes: servers that it runs in; 0 for the owner's own process
+    weights: how they get into a server (disk or delta)
+    """
 
     model: str
-    slots: int = 64
+    slots: Positive = 64
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    processes: Count = 0
+    weights: Literal["disk", "delta"] = "disk"
+
+
+class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="sglang"):
+    """SGLang, in servers that we launch, or that somebody else runs at `urls`.
+
+    slots: requests decoded at once by each server; processes: servers; tp, dp: tensor and data parallel ranks of each
+    python: the interpreter of the environment that has SGLang; else ours
+    kv_tokens: of each server's KV cache; on a CPU all slots with a full context, on a GPU what SGLang finds free
+    weights: how they get into a server
+    flags: any option of the server by its name, such as {mem-fraction-static: 0.7}; true for one without a value
+    """
+
+    model: str
+    slots: Positive = 64
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    processes: Positive = 1
+    tp: Positive = 1
+    dp: Positive = 1
+    device: Literal["cuda", "cpu"] = "cuda"
+    python: str | None = None
+    urls: tuple[str, ...] = ()
+    kv_tokens: Positive | None = None
+    weights: Transport = "disk"
+    flags: dict[str, bool | int | float | str] = {}
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ValueError("slots must be at least 1")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls: {url!r} does not begin with http://")
+        if self.urls and (self.python or self.flags):
+            given = "python" if self.python else "flags"
+            raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        if self.device == "cpu" and self.tp > 1:
+            raise ValueError("tp: this CPU setting serves with one rank; use processes for more servers")
 
 
-EngineOptions = TransformersOptions
-ENGINES = ("transformers",)
+EngineOptions = TransformersOptions | SglangOptions
+ENGINES: dict[str, type[EngineOptions]] = {"transformers": TransformersOptions, "sglang": SglangOptions}
 
 
-def create_engine(options: EngineOptions, model_dir: str, *, context: int, threads: int) -> Engine:
-    """Load the engine. context: the longest prompt plus the longest response, in tokens."""
-    from flowgraph.engines.transformers import TransformersEngine
+def servers(options: EngineOptions) -> int:
+    """Server processes of an engine that hold a copy of the model each; 0 when it is in its owner's process."""
+    if isinstance(options, SglangOptions):
+        return 0 if options.urls else options.processes
+    return options.processes
 
-    return TransformersEngine(
-        model_dir, slots=options.slots, context=context, dtype=options.dtype, threads=threads
+
+async def start_engine(
+    options: EngineOptions,
+    model_dir: str,
+    *,
+    context: int,
+    threads: int,
+    logs: str,
+    journal: Journal,
+    patience: float,
+) -> Fleet:
+    """Load or launch the engine, and return when it serves version 0.
+
+    context: the longest prompt plus the longest response, in tokens; logs: a directory for what servers say
+    patience: seconds that a start, a request that waits for a replica, and a replacement may take
+
+    Raises EngineFailed when a server does not start, ValueError for a model or options that don't fit.
+    """
+    make: Callable[..., Any]
+    if isinstance(options, SglangOptions):
+        from flowgraph.engines.served.launch import sglang_fleet as make
+    elif options.processes:
+        from flowgraph.engines.served.launch import transformers_fleet as make
+    else:
+        from flowgraph.engines.embedded import embedded_fleet as make
+    fleet: Fleet = await make(
+        options, model_dir, context=context, threads=threads, logs=logs, journal=journal, patience=patience
     )
+    return fleet

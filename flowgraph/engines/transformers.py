@@ -1,4 +1,5 @@
-"""The engine `transformers`: continuous batching over a Hugging Face causal model on the CPU.
+"""The engine `transformers`: continuous batching over a Hugging Face causal model on the CPU. One replica's worth: the
+engine that hops see is a `fleet.Fleet` over it, in this process (`embedded.py`) or in servers (`served/serve.py`).
 
 Life of a request:
 
@@ -23,49 +24,35 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer
 
-from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, Sampling
+from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, PauseMode, Sampling
 from flowgraph.engines.sampling import KEY_LIMIT, Sampler, uniform
 from flowgraph.engines.slots import Prefix, PrefixCache, SlotModel
+from flowgraph.engines.stops import StopStrings, tokenizer_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class StopStrings:
-    """Watches a growing response for stop strings, decoding only its newest tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self._tokenizer = tokenizer
-        self._stops = stops
-        self._keep = max(map(len, stops)) - 1  # characters of settled text that a stop string may begin in
-        self._tail = ""
-        self._start = self._settled = 0  # tokens [start, settled) give context to the ones after them
-
-    def completed(self, ids: list[int]) -> bool:
-        """Whether the last of `ids` completes a stop string. Call once after each token."""
-        context: str = self._tokenizer.decode(ids[self._start : self._settled], skip_special_tokens=False)
-        text: str = self._tokenizer.decode(ids[self._start :], skip_special_tokens=False)
-        window = self._tail + text[len(context) :]
-        if not text.endswith("\ufffd"):  # else the token ends inside a character: decode it again later
-            self._start, self._settled = self._settled, len(ids)
-            self._tail = window[-self._keep :] if self._keep else ""
-        return any(stop in window for stop in self._stops)
 
 
 class _Request:
     """One `generate` call: what was asked, what it has so far, and the future that its caller awaits."""
 
     def __init__(
-        self, rid: str, prompt: npt.NDArray[np.int32], sampling: Sampling, key: int, stops: StopStrings | None
+        self,
+        rid: str,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        key: int,
+        drawn: int,
+        stops: StopStrings | None,
     ) -> None:
-        self.rid, self.prompt, self.sampling, self.key, self.stops = rid, prompt, sampling, key, stops
+        self.rid, self.prompt, self.sampling, self.stops = rid, prompt, sampling, stops
+        self.key, self.drawn = key, drawn
+        self.retractions = 0
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -80,7 +67,7 @@ class _Request:
     @property
     def draw(self) -> float:
         """The random number of the next token."""
-        return uniform(self.key, len(self.ids))
+        return uniform(self.key, self.drawn + len(self.ids))
 
     def generation(self, reason: FinishReason) -> Generation:
         return Generation(
@@ -88,11 +75,12 @@ class _Request:
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
             finish_reason=reason,
+            retractions=self.retractions,
         )
 
 
 class TransformersEngine:
-    """Implements `flowgraph.engines.protocol.Engine`; see there for what each method promises.
+    """The model of one replica; see `flowgraph.engines.protocol.Replica` for what its methods promise.
 
     model_dir: a directory with config, weights and, for stop strings, tokenizer.json.
     slots: requests decoded at once. context: most prompt and response tokens of a request together.
@@ -113,8 +101,7 @@ class TransformersEngine:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if threads is not None:
             torch.set_num_threads(threads)
-        vocabulary = Path(model_dir, "tokenizer.json")
-        self._tokenizer = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else None
+        self._tokenizer = tokenizer_of(model_dir)
         model = SlotModel(model_dir, slots=slots, context=context, dtype=DTYPES[dtype])
         self._model: SlotModel | None = model
         self._sample_first, self._sample_next = (Sampler(rows, model.vocabulary) for rows in (1, slots))
@@ -126,16 +113,19 @@ class TransformersEngine:
         self._running: list[_Request | None] = [None] * slots
         self._prefixes = PrefixCache(capacity=slots)
         self._task: asyncio.Task[None] | None = None
+        self.computed = 0  # tokens sampled since the start
 
     @property
     def version(self) -> int:
         return self._version
 
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str
+        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str, drawn: int = 0
     ) -> Generation:
-        """Raises ValueError also for a rid in use, an id outside the vocabulary, or a key beyond 64 bits."""
-        request = self._checked(np.asarray(prompt), sampling, key, rid)
+        """Raises ValueError for a rid in use, a prompt that is empty, too long or outside the vocabulary, or a key
+        beyond 64 bits.
+        """
+        request = self._checked(np.asarray(prompt), sampling, key, drawn, rid)
         self._requests[rid] = request
         self._waiting.append(request)
         self._wake()
@@ -144,8 +134,12 @@ class TransformersEngine:
         finally:
             self._release(request)  # a cancelled caller's slot; else it is free already
 
-    def _checked(self, prompt: npt.NDArray[Any], sampling: Sampling, key: int, rid: str) -> _Request:
+    def _checked(
+        self, prompt: npt.NDArray[Any], sampling: Sampling, key: int, drawn: int, rid: str
+    ) -> _Request:
         model = self._open()
+        if sampling.record:
+            raise ValueError(f"{rid}: this engine records no {' or '.join(sampling.record)}")
         if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
             raise ValueError(f"{rid}: a prompt is a non-empty row of ids, not {prompt.dtype} {prompt.shape}")
         if prompt.min() < 0 or prompt.max() >= model.vocabulary:
@@ -164,7 +158,7 @@ class TransformersEngine:
             if self._tokenizer is None:
                 raise ValueError(f"{rid}: stop strings need a tokenizer.json beside the model")
             stops = StopStrings(self._tokenizer, sampling.stop)
-        return _Request(rid, prompt.astype(np.int32), sampling, key, stops)
+        return _Request(rid, prompt.astype(np.int32), sampling, key, drawn, stops)
 
     def abort(self, rid: str) -> bool:
         request = self._requests.get(rid)
@@ -173,16 +167,47 @@ class TransformersEngine:
         self._finish(request, "abort")
         return True
 
-    async def pause(self) -> None:
+    def pause(self, mode: PauseMode) -> None:
+        """Compute no further token. Of requests under way `retract` drops the KV, and they go on from their tokens;
+        `in_place` keeps it; `abort` ends them all. Harmless when repeated.
+        """
         self._paused = True
+        if mode == "abort":
+            for request in list(self._requests.values()):
+                self._finish(request, "abort")
+        if mode == "retract":
+            running = [request for request in self._running if request is not None]
+            for request in running:
+                request.slot = None
+                request.retractions += 1
+            self._running = [None] * self._slots
+            self._waiting.extendleft(reversed(running))
 
-    async def resume(self) -> None:
+    def proceed(self) -> None:
+        """Compute again. Harmless when not paused; RuntimeError while the KV memory is released."""
+        if self._open().released:
+            raise RuntimeError("the KV cache is released: resume it first")
         self._paused = False
         self._wake()
 
+    def release(self) -> int:
+        """Give the memory of the KV cache and of the cached prefixes back; returns the bytes of the cache. Skipped while
+        paused requests hold KV. RuntimeError unless paused.
+        """
+        if not self._paused:
+            raise RuntimeError("memory may be released only while the engine is paused")
+        if any(self._running):
+            return 0
+        self._prefixes.clear()
+        return self._open().release_cache()
+
+    def resume(self) -> None:
+        """Have memory for the KV cache again."""
+        self._open().resume_cache()
+
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
-        """Copy every tensor into the paused engine's model. Requests under way go on with the keys and values
-        that they have; the version of each token tells. RuntimeError unless paused.
+        """Copy every tensor into the paused engine's model, and drop all cached prefixes. The version of each token tells
+        under which weights it was sampled. RuntimeError unless paused; ValueError as `Engine.sync` says.
         """
         model = self._open()
         if not self._paused:
@@ -193,9 +218,18 @@ class TransformersEngine:
         self._prefixes.clear()
         self._version = version
 
+    def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """f32[n]: of each of n tokens given those before it, at temperature 1; 0 for the first."""
+        return self._open().score(tokens.tolist())
+
     def load(self) -> EngineLoad:
         running = self._slots - self._running.count(None)
-        return EngineLoad(running=running, waiting=len(self._waiting), slots=self._slots)
+        held = sum(request.position + 1 for request in self._running if request is not None)
+        return EngineLoad(running, len(self._waiting), self._slots, held / (self._slots * self._context))
+
+    def weights(self) -> dict[str, Any]:
+        """Hugging Face names → the tensors that it serves, tied ones once; not to be written to."""
+        return self._open().weights()
 
     def close(self) -> None:
         for request in list(self._requests.values()):
@@ -239,9 +273,12 @@ class TransformersEngine:
             raise
 
     def _admit(self) -> None:
-        """Prefill the oldest waiting request, sample its first token, and give it the lowest free slot."""
+        """Prefill the oldest waiting request, sample its next token, and give it the lowest free slot."""
         request = self._waiting.popleft()
-        prefix = self._prefix(request.prompt)
+        if request.ids:  # it was retracted: nobody shares this prefix
+            prefix = self._open().prefill([*request.prompt.tolist(), *request.ids])
+        else:
+            prefix = self._prefix(request.prompt)
         temperatures, draws = [request.sampling.temperature], [request.draw]
         tokens, logprobs = self._sample_first(prefix.logits_V[None], temperatures, draws)
         self._append(request, tokens[0], logprobs[0])
@@ -275,6 +312,7 @@ class TransformersEngine:
         """Give a request its next token; finish it if that is its last one."""
         if not math.isfinite(logprob):
             raise FloatingPointError(f"{request.rid}: the logits of version {self._version} are not finite")
+        self.computed += 1
         request.ids.append(token)
         request.logprobs.append(logprob)
         request.versions.append(self._version)

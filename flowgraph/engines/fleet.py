@@ -1,0 +1,493 @@
+"""An engine over replicas: which of them serves a request, and what becomes of it when that one stops.
+
+Life of a request:
+
+1. It waits until a replica is in rotation, which is one that serves the newest version.
+2. The one with the fewest requests takes it, or the one that has its prompt cached, while that is not much busier.
+3. When the replica is paused with `abort`, what was sampled so far comes back. It is the prefix of the next segment;
+   ids, log-probabilities and versions are joined, and the random numbers go on where they were.
+4. When a replica dies, or its connection is cut, nothing that it had sampled is known. The request goes out anew under
+   another name, with the same key; the old one is aborted, should it still be under way somewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowgraph.engines.protocol import (
+    EngineLoad,
+    Generation,
+    PauseMode,
+    Replica,
+    Sampling,
+    Synced,
+    nothing,
+)
+from flowgraph.engines.sync import Entry, Journal, ReplicaError, Sync, bring
+from flowgraph.errors import EngineFailed
+
+AFFINE = 4096  # prompts whose replica is remembered
+TRIES = 5  # times that a request is sent before its engine is said to fail
+
+
+class Member:
+    """A replica in the fleet: where it is in a sync, the requests that it has, and what it last said of its load."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.sync = Sync()
+        self.requests: set[str] = set()
+        self.load = EngineLoad(0, 0, 0)
+        self.heard = (0.0, time.monotonic())  # what it had computed by then
+        self.recovery: asyncio.Task[None] | None = None
+        self.failure = ""
+        self.given_up = asyncio.Event()
+
+
+class _Request:
+    """One `generate` call. so_far: what its finished segments have."""
+
+    def __init__(self) -> None:
+        self.so_far = nothing()
+        self.aborted = False
+        self.at: tuple[Member, str] | None = None
+
+
+class Fleet:
+    """Implements `flowgraph.engines.protocol.Engine`.
+
+    stage: takes the weights of a version once, and gives what every replica's `update` is handed; it stays valid until
+        the next call, so that a replica that is replaced later gets them too
+    initial: the same for version 0, the model's own files
+    context: most tokens of a prompt and its response
+    completed: whether a response holds a stop string, and where it ends; for one that spans segments
+    patience: seconds that a request may wait for a replica, and that a replica may take to be brought back
+    close: frees what stage keeps
+    slack: how many more requests the replica that has a prompt cached may have than the least loaded one
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        context: int,
+        stage: Callable[[Mapping[str, Any], int], Any],
+        initial: Any,
+        completed: Callable[[Sequence[int], tuple[str, ...]], int | None],
+        journal: Journal = lambda entry: None,
+        patience: float = 600.0,
+        slack: int = 4,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert replicas
+        self._close = close
+        self.members = [Member(replica) for replica in replicas]
+        self._context, self._stage, self._staged = context, stage, initial
+        self._completed, self._journal = completed, journal
+        self._patience, self._slack = patience, slack
+        self._version = self._target = 0
+        self._requests: dict[str, _Request] = {}
+        self._affine: OrderedDict[bytes, Member] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._syncing = False
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def start(self, *, fresh: bool) -> None:
+        """Start every replica, side by side. fresh: they have just loaded version 0; else it is brought to them.
+
+        Raises EngineFailed, with every process ended, unless all of them serve.
+        """
+        until = time.monotonic() + self._patience
+
+        async def one(member: Member) -> None:
+            await asyncio.wait_for(member.replica.start(self._patience), self._patience)
+            if fresh:
+                member.sync = Sync("serving", 0)
+            else:
+                await self._bring(member, "retract", until)
+            member.load = await member.replica.load()
+
+        problems = await asyncio.gather(*map(one, self.members), return_exceptions=True)
+        for member, problem in zip(self.members, problems, strict=True):
+            if problem is not None:
+                await self.close()
+                if isinstance(problem, ReplicaError | TimeoutError):
+                    raise EngineFailed(
+                        f"replica {member.replica.name} did not start: {said(problem)}",
+                        "see the end of its log, or run flowgraph doctor",
+                    ) from problem
+                raise problem
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str
+    ) -> Generation:
+        """Raises ValueError also for a rid in use, and for what the replica refuses of the request."""
+        prompt = np.asarray(prompt)
+        if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
+            raise ValueError(f"{rid}: a prompt is a non-empty row of ids, not {prompt.dtype} {prompt.shape}")
+        if rid in self._requests:
+            raise ValueError(f"{rid}: a request of this name is under way")
+        room = self._context - len(prompt)
+        if room < 1:
+            return nothing("context")
+        clamped = _with_budget(sampling, min(room, sampling.max_new_tokens))
+        request = self._requests[rid] = _Request()
+        try:
+            out = await self._whole(request, prompt.astype(np.int32), clamped, key, rid)
+        finally:
+            del self._requests[rid]
+        if out.finish_reason == "length" and len(out.ids) < sampling.max_new_tokens:
+            return _ended(out, "context")
+        return out
+
+    async def _whole(
+        self, request: _Request, prompt: npt.NDArray[np.int32], sampling: Sampling, key: int, rid: str
+    ) -> Generation:
+        """Segment after segment, until one ends by itself or the request is aborted."""
+        tries = 0
+        while not request.aborted:
+            have = request.so_far
+            member = await self._choose(prompt, request)
+            if member is None:
+                break
+            name = uuid.uuid4().hex
+            member.requests.add(name)
+            request.at = (member, name)
+            try:
+                segment = await _unless(
+                    member.given_up,
+                    member.replica.generate(
+                        np.concatenate([prompt, have.ids]),
+                        _with_budget(sampling, sampling.max_new_tokens - len(have.ids)),
+                        key=key,
+                        drawn=len(have.ids),
+                        rid=name,
+                    ),
+                )
+            except ReplicaError as error:
+                tries += 1
+                self._lost(member, error, name)
+                if tries == TRIES:
+                    text = f"{rid}: the engine failed {tries} times, the last time so: {error}"
+                    raise EngineFailed(text, "see the logs of the engine's servers") from error
+                continue
+            except BaseException:  # the caller is gone, or the request is at fault
+                self._soon(member.replica.abort(name))
+                raise
+            finally:
+                request.at = None
+                member.requests.discard(name)
+            request.so_far = joined(have, segment)
+            if len(have.ids) and sampling.stop:  # a stop string may have begun in an earlier segment
+                end = self._completed(request.so_far.ids.tolist(), sampling.stop)
+                if end is not None:
+                    return _cut(request.so_far, end)
+            if segment.finish_reason != "abort":
+                return request.so_far
+        return _ended(request.so_far, "abort")
+
+    async def _choose(self, prompt: npt.NDArray[np.int32], request: _Request) -> Member | None:
+        """A replica in rotation, waited for; None when the request is aborted meanwhile."""
+        until = time.monotonic() + self._patience
+        while not request.aborted:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            ready = [m for m in self.members if m.sync.serves(self._target)]
+            if ready:
+                return self._prefer(ready, prompt.tobytes())
+            hopeless = not self._syncing and not any(m.recovery for m in self.members)
+            if hopeless or time.monotonic() >= until:
+                raise self._none_serves()
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                continue
+        return None
+
+    def _prefer(self, ready: list[Member], prompt: bytes) -> Member:
+        least = min(ready, key=lambda m: len(m.requests))
+        known = self._affine.get(prompt)
+        if known in ready and len(known.requests) <= len(least.requests) + self._slack:
+            least = known
+        self._affine[prompt] = least
+        self._affine.move_to_end(prompt)
+        if len(self._affine) > AFFINE:
+            self._affine.popitem(last=False)
+        return least
+
+    def abort(self, rid: str) -> bool:
+        request = self._requests.get(rid)
+        if request is None:
+            return False
+        request.aborted = True
+        if request.at is not None:
+            member, name = request.at
+            self._soon(member.replica.abort(name))
+        self._changed.set()
+        return True
+
+    async def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        member = await self._choose(tokens, _Request())
+        assert member is not None
+        try:
+            return await member.replica.logprobs(np.asarray(tokens))
+        except ReplicaError as error:
+            self._lost(member, error, "")
+            raise EngineFailed(f"log-probabilities: {error}", "ask again") from error
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    async def sync(
+        self,
+        weights: Mapping[str, Any],
+        version: int,
+        *,
+        pause: PauseMode = "retract",
+        seconds: float = 300.0,
+    ) -> Synced:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if self._syncing:
+            raise RuntimeError(f"a sync to version {self._target} is under way")
+        if not 0 <= version < 1 << 31:
+            raise ValueError(f"a version is a 32-bit count, unlike {version}")
+        began = time.monotonic()
+        self._syncing = True
+        try:
+            await self._end_recoveries()
+            # From here on no replica is in rotation until it serves this version.
+            self._target, self._staged = version, self._stage(weights, version)
+            jobs = (self._bring(member, pause, began + seconds) for member in self.members)
+            results = await asyncio.gather(*jobs, return_exceptions=True)
+        finally:
+            self._syncing = False
+            self._changed.set()
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ReplicaError | TimeoutError):
+                raise result
+        if not any(m.sync.serves(version) for m in self.members):
+            raise self._none_serves()
+        self._version = version
+        for member in self.members:
+            if not member.sync.serves(version):
+                self._recover(member)
+        brought = [r for r in results if not isinstance(r, BaseException)]
+        return Synced(
+            version,
+            time.monotonic() - began,
+            sum(b.pushed for b in brought),
+            len(brought),
+            sum(b.attempts - 1 for b in brought),
+        )
+
+    async def _bring(self, member: Member, pause: PauseMode, until: float) -> Any:
+        """Bring one replica to the target, and let waiting requests know."""
+        try:
+            return await bring(
+                member.replica,
+                member.sync,
+                self._staged,
+                self._target,
+                pause=pause,
+                until=until,
+                journal=self._journal,
+            )
+        except (ReplicaError, TimeoutError) as error:
+            member.failure = said(error)
+            member.given_up.set()  # what it was asked goes to others, or fails by name
+            member.given_up = asyncio.Event()
+            raise
+        finally:
+            self._changed.set()
+
+    def _lost(self, member: Member, error: Exception, name: str) -> None:
+        """A replica did not answer: out of rotation with it, and bring it back, unless a sync is about to."""
+        if name:
+            self._soon(member.replica.abort(name))
+        if member.sync.state == "serving":
+            member.failure = said(error)
+            member.sync.failed()
+            self._journal(
+                Entry(time.time(), member.replica.name, self._target, 0, "serve", "failed", 0.0, member.failure)
+            )
+            if not self._syncing:
+                self._recover(member)
+
+    def _recover(self, member: Member) -> None:
+        if self._closed or member.recovery is not None:
+            return
+
+        async def run() -> None:
+            try:
+                await self._bring(member, "retract", time.monotonic() + self._patience)
+            except (ReplicaError, TimeoutError):
+                pass  # it is out until the next sync; the journal says why
+            finally:
+                member.recovery = None
+                self._changed.set()
+
+        member.recovery = asyncio.get_running_loop().create_task(run(), name=f"recover {member.replica.name}")
+
+    async def _end_recoveries(self) -> None:
+        """The sync that begins brings every replica, from the start."""
+        running = [m.recovery for m in self.members if m.recovery is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _none_serves(self) -> EngineFailed:
+        failures = "; ".join(f"{m.replica.name}: {m.failure or m.sync.state}" for m in self.members)
+        return EngineFailed(
+            f"no replica serves version {self._target} ({failures})",
+            "see the logs of the engine's servers and the journal of its syncs",
+        )
+
+    # --- health -----------------------------------------------------------------------------------------------
+
+    def load(self) -> EngineLoad:
+        return total(m.load for m in self.members if m.sync.state != "out")
+
+    async def look(self, hung: float) -> None:
+        """Ask every replica for its load once. One that ended, or that has computed nothing for `hung` seconds while it
+        had requests and was not paused, is lost: a server may answer that it is well when its scheduler is dead.
+        """
+
+        async def one(member: Member) -> None:
+            if member.sync.state != "serving":
+                member.heard = (member.heard[0], time.monotonic())
+                return
+            try:
+                if not member.replica.alive():
+                    raise ReplicaError("its process ended")
+                member.load = await member.replica.load()
+            except ReplicaError as error:
+                if not member.replica.alive() or time.monotonic() - member.heard[1] > hung:
+                    self._lost(member, error, "")
+                return
+            done = progress(member.replica)
+            if done != member.heard[0] or not member.requests:
+                member.heard = (done, time.monotonic())
+            elif time.monotonic() - member.heard[1] > hung:
+                self._lost(member, ReplicaError(f"it has computed nothing for {hung:g} s"), "")
+
+        await asyncio.gather(*map(one, self.members))
+
+    def watch(self, every: float, hung: float) -> None:
+        """Look at every replica, again and again, until the engine is closed."""
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(every)
+                await self.look(hung)
+
+        self._soon(run())
+
+    # --- end --------------------------------------------------------------------------------------------------
+
+    def _soon(self, what: Any) -> None:
+        task = asyncio.ensure_future(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            if not isinstance(error, ReplicaError):
+                raise error
+
+    async def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        for rid in list(self._requests):
+            self.abort(rid)
+        await self._end_recoveries()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(m.replica.close() for m in self.members), return_exceptions=True)
+        self._close()
+
+
+async def _unless(given_up: asyncio.Event, call: Coroutine[Any, Any, Generation]) -> Generation:
+    """What a call gives, unless its replica is given up before; then ReplicaError."""
+    ours, theirs = asyncio.ensure_future(call), asyncio.ensure_future(given_up.wait())
+    try:
+        await asyncio.wait({ours, theirs}, return_when=asyncio.FIRST_COMPLETED)
+        if ours.done():
+            return ours.result()
+        raise ReplicaError("it was given up")
+    finally:
+        for task in (ours, theirs):
+            if not task.done():
+                task.cancel()
+
+
+def said(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "it did not answer in time"
+    return str(error) or type(error).__name__
+
+
+def progress(replica: Replica) -> float:
+    """A number that grows while a replica computes."""
+    return float(getattr(replica, "computed", 0.0))
+
+
+def total(loads: Iterable[EngineLoad]) -> EngineLoad:
+    """The load of replicas together; of the KV cache the fullest one's."""
+    every = list(loads)
+    return EngineLoad(
+        sum(x.running for x in every),
+        sum(x.waiting for x in every),
+        sum(x.slots for x in every),
+        max((x.kv_used for x in every), default=0.0),
+        sum(x.retractions for x in every),
+    )
+
+
+# --- segments --------------------------------------------------------------------------------------------------
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """Two segments of one response; what ended the second ends both."""
+    if not len(first.ids):
+        return second
+    return Generation(
+        np.concatenate([first.ids, second.ids]),
+        np.concatenate([first.logprobs, second.logprobs]),
+        np.concatenate([first.versions, second.versions]),
+        second.finish_reason,
+        first.retractions + second.retractions,
+        second.side,
+    )
+
+
+def _cut(whole: Generation, end: int) -> Generation:
+    """Its first `end` tokens, of which the last completes a stop string."""
+    return Generation(
+        whole.ids[:end], whole.logprobs[:end], whole.versions[:end], "stop", whole.retractions, whole.side
+    )
+
+
+def _ended(whole: Generation, reason: Any) -> Generation:
+    return Generation(whole.ids, whole.logprobs, whole.versions, reason, whole.retractions, whole.side)
+
+
+def _with_budget(sampling: Sampling, tokens: int) -> Sampling:
+    return Sampling(tokens, sampling.temperature, sampling.stop, sampling.record)

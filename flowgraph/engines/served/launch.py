@@ -1,0 +1,179 @@
+"""From options to an engine: which servers run, with which arguments, and how weights get into them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowgraph.engines.fleet import Fleet
+from flowgraph.engines.registry import SglangOptions, TransformersOptions
+from flowgraph.engines.served.process import ServerProcess, interpreter
+from flowgraph.engines.served.replica import Carrier, HttpReplica
+from flowgraph.engines.served.staging import Staging, initial
+from flowgraph.engines.served.transports import carrier
+from flowgraph.engines.served.verify import Checksums, same_version
+from flowgraph.engines.stops import Stops
+from flowgraph.engines.sync import Journal
+
+LOOK = 2.0  # seconds between two looks at a server's load
+HUNG = 300.0  # seconds without progress after which one is lost
+
+
+async def transformers_fleet(
+    options: TransformersOptions,
+    model_dir: str,
+    *,
+    context: int,
+    threads: int,
+    logs: str,
+    journal: Journal,
+    patience: float,
+) -> Fleet:
+    """The embedded engine in `processes` servers, which share the owner's threads."""
+    each = max(1, threads // options.processes)
+    wanted = {
+        "--model-path": model_dir,
+        "--slots": options.slots,
+        "--context": context,
+        "--dtype": options.dtype,
+        "--threads": each,
+    }
+
+    def arguments(port: int) -> list[str]:
+        flags = [str(part) for pair in {**wanted, "--port": port}.items() for part in pair]
+        return ["-m", "flowgraph.engines.served.serve", *flags]
+
+    variables = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    checks = Checksums()
+    replicas = [
+        HttpReplica(
+            f"server {at}",
+            carrier(options.weights, 1),
+            process=ServerProcess(
+                sys.executable, arguments, variables=variables, log=_log(logs, "transformers", at)
+            ),
+            saver=True,
+            verify=checks,
+        )
+        for at in range(options.processes)
+    ]
+    return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=True)
+
+
+async def sglang_fleet(
+    options: SglangOptions,
+    model_dir: str,
+    *,
+    context: int,
+    threads: int,
+    logs: str,
+    journal: Journal,
+    patience: float,
+) -> Fleet:
+    """SGLang servers: launched, or those at `urls`. Raises EngineFailed naming what their environment lacks."""
+    ranks = options.tp * options.dp
+    verify: Any = Checksums() if options.device == "cpu" and ranks == 1 else same_version
+    saver = bool(options.flags.get("enable-memory-saver"))
+
+    def carry() -> Carrier:
+        return carrier(options.weights, options.tp)
+
+    if options.urls:
+        replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]
+        return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
+    python = interpreter(options.python)
+    each = max(1, threads // options.processes)
+    replicas = [
+        HttpReplica(
+            f"server {at}",
+            carry(),
+            process=ServerProcess(
+                python,
+                sglang_arguments(options, model_dir, context),
+                variables=sglang_variables(options, each),
+                log=_log(logs, "sglang", at),
+            ),
+            saver=saver,
+            verify=verify,
+        )
+        for at in range(options.processes)
+    ]
+    return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=True)
+
+
+def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Callable[[int], list[str]]:
+    """Port → what Python runs. The graph's own flags come last, and win."""
+    flags: dict[str, Any] = {
+        "model-path": model_dir,
+        "host": "127.0.0.1",
+        "dtype": options.dtype,
+        "device": options.device,
+        "max-running-requests": options.slots,
+        "weight-version": 0,
+        "skip-server-warmup": True,
+        "log-level": "warning",
+    }
+    if options.tp > 1:
+        flags["tp-size"] = options.tp
+    if options.dp > 1:
+        flags["dp-size"] = options.dp
+    tokens = options.kv_tokens
+    if options.device == "cpu":
+        tokens = tokens or options.slots * context  # left alone it takes 14 GB for a model of 0.3
+        flags["sleep-on-idle"] = True  # else its scheduler spins on a core
+    if tokens:
+        flags["max-total-tokens"] = tokens
+    flags |= options.flags
+
+    def arguments(port: int) -> list[str]:
+        out = ["-m", "sglang.launch_server"]
+        for name, value in {**flags, "port": port}.items():
+            if value is True:
+                out.append(f"--{name}")
+            elif value is not False:
+                out += [f"--{name}", str(value)]
+        return out
+
+    return arguments
+
+
+def sglang_variables(options: SglangOptions, threads: int) -> dict[str, str]:
+    """Its environment: the CPU engine is chosen by a variable alone, and the model is on this machine already."""
+    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if options.device == "cpu":
+        variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads)}
+    return variables
+
+
+def _log(logs: str, name: str, at: int) -> Path:
+    return Path(logs, f"{name}-{at}.log")
+
+
+async def _started(
+    replicas: Sequence[HttpReplica],
+    options: TransformersOptions | SglangOptions,
+    model_dir: str,
+    logs: str,
+    context: int,
+    journal: Journal,
+    patience: float,
+    *,
+    fresh: bool,
+) -> Fleet:
+    staging = Staging(model_dir, options.dtype, logs, deltas=options.weights == "delta")
+    fleet = Fleet(
+        replicas,
+        context=context,
+        stage=staging,
+        initial=initial(model_dir),
+        completed=Stops(model_dir).end,
+        journal=journal,
+        patience=patience,
+        close=staging.close,
+    )
+    await fleet.start(fresh=fresh)
+    fleet.watch(LOOK, HUNG)
+    return fleet

@@ -11,7 +11,7 @@ FlowgraphError
     ├── LedgerError     FG905  trajectories were lost or counted twice
     ├── PromiseBroken   FG906  a hop breaks a promise about the content of a column
     ├── HiddenState     FG907  a hop that declares no state keeps some
-    ├── MemoryShort     FG908  the machine can't hold the arenas
+    ├── MemoryShort     FG908  the machine can't hold the arenas, or a copy of the weights
     └── EngineFailed    FG909  no replica of an engine can serve
 """
 

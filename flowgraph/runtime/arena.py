@@ -10,10 +10,10 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
+from flowgraph.memory import available
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.units import size_text
 
@@ -29,10 +29,10 @@ class Arena:
 def create(plan: Plan) -> dict[str, int]:
     """One memfd an owner → its descriptor. Raises MemoryShort when the machine can't hold them, with both sizes."""
     total = sum(o.arena_bytes for o in plan.owners.values())
-    available = _available()
-    if total > available:
+    free = available()
+    if total > free:
         raise MemoryShort(
-            f"the arenas take {size_text(total)}, and {size_text(available)} of memory are available",
+            f"the arenas take {size_text(total)}, and {size_text(free)} of memory are available",
             "lower dims.response.max, dims.group or max_lag",
         )
     fds = {}
@@ -52,22 +52,6 @@ def arenas(plan: Plan) -> Iterator[dict[str, int]]:
     finally:
         for fd in fds.values():
             os.close(fd)
-
-
-def _available(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this machine has, and the control group allows. Cached files give way, so they are not counted."""
-    with open("/proc/meminfo") as lines:
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    try:
-        limit, used = (
-            (cgroup / "memory.max").read_text().strip(),
-            int((cgroup / "memory.current").read_text()),
-        )
-        fields = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cached = int(fields["inactive_file"])
-        return free if limit == "max" else min(free, int(limit) - used + cached)
-    except (OSError, KeyError):
-        return free
 
 
 class Slots:

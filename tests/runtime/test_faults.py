@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from flowgraph.errors import DeadlineError, HopError, MemoryShort, PayloadError, RunError, WorkerDied
 from flowgraph.ir.graph import Graph
+from flowgraph.memory import available
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import _available
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.view import LiveView
 from tests.runtime.harness import TOY, metrics, only_run, run_toy, steps, summary
@@ -255,7 +255,7 @@ def test_a_run_directory_that_cant_be_written_is_named(tmp_path: Path) -> None:
 def test_a_run_without_memory_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowgraph.runtime.arena._available", lambda: 1000)
+    monkeypatch.setattr("flowgraph.runtime.arena.available", lambda: 1000)
     said = r"error\[FG908\] the arenas take \S+ KB, and 1.00 KB of memory are available\n  help: lower dims"
     with pytest.raises(MemoryShort, match=said):
         run_toy(tmp_path)
@@ -280,7 +280,7 @@ def test_metrics_are_json_whatever_a_hop_measures(tmp_path: Path) -> None:
 def test_cached_files_are_no_memory_in_use(tmp_path: Path) -> None:
     for name, text in (("max", "9000"), ("current", "8000"), ("stat", "anon 1000\ninactive_file 7000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert _available(tmp_path) == 8000
+    assert available(tmp_path) == 8000
 
 
 def test_a_worker_with_a_long_log_ends_with_a_short_message(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ when it is first used: a hop's own import stays light. Importing any of them imp
 
 from typing import TYPE_CHECKING
 
-from flowgraph.engines.protocol import Engine, Generation, Sampling
+from flowgraph.engines.protocol import Engine, EngineLoad, Generation, PauseMode, Sampling, Synced
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
 from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
@@ -93,6 +93,7 @@ __all__ = [
     "Dim",
     "Dropped",
     "Engine",
+    "EngineLoad",
     "Event",
     "Explanation",
     "FlowgraphError",
@@ -107,6 +108,7 @@ __all__ = [
     "Measured",
     "ModelError",
     "Outcome",
+    "PauseMode",
     "Plan",
     "Room",
     "Row",
@@ -117,6 +119,7 @@ __all__ = [
     "Scalars",
     "Seam",
     "Shared",
+    "Synced",
     "Tensors",
     "Text",
     "TiledOver",

@@ -324,7 +324,9 @@ class Fleet:
             member.failure = said(error)
             member.sync.failed()
             self._journal(
-                Entry(time.time(), member.replica.name, self._target, 0, "serve", "failed", 0.0, member.failure)
+                Entry(
+                    time.time(), member.replica.name, self._target, 0, "serve", "failed", 0.0, member.failure
+                )
             )
             if not self._syncing:
                 self._recover(member)

@@ -37,7 +37,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
 
 
 LearnerOptions = TorchOptions
-LEARNERS = ("torch",)
+LEARNERS: dict[str, type[LearnerOptions]] = {"torch": TorchOptions}
 
 
 def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner:

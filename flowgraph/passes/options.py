@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from flowgraph.engines.registry import ENGINES, TransformersOptions
+from flowgraph.engines.registry import ENGINES
 from flowgraph.errors import Diagnostic, ModelError, Place
 from flowgraph.ir.graph import Owner
-from flowgraph.learners.registry import LEARNERS, TorchOptions
+from flowgraph.learners.registry import LEARNERS
 from flowgraph.models import facts
 from flowgraph.spec.config import convert_value, is_callable
 from flowgraph.spec.graphfile import HopDecl, OwnerDecl
@@ -27,24 +28,28 @@ def read_owner(decl: OwnerDecl, found: list[Diagnostic]) -> Owner:
     owner = Owner(decl.name, decl.place, decl.threads, ranks=decl.ranks)
     if decl.engine is not None:
         what = f"owners.{decl.name}.engine"
-        owner.engine = _resource(decl.engine, what, TransformersOptions, ENGINES, found)
+        owner.engine = _resource(decl.engine, what, ENGINES, found)
     if decl.learner is not None:
         what = f"owners.{decl.name}.learner"
-        owner.learner = _resource(decl.learner, what, TorchOptions, LEARNERS, found)
+        owner.learner = _resource(decl.learner, what, LEARNERS, found)
     return owner
 
 
-def _resource(node: Located, what: str, kind: Any, known: tuple[str, ...], found: list[Diagnostic]) -> Any:
+def _resource(node: Located, what: str, known: Mapping[str, Any], found: list[Diagnostic]) -> Any:
     """The options of an engine or a learner; None when they have findings."""
     reader = Reader(node.place.file)
-    needed = {"use": f"add use: {known[0]}"}
+    given = node.value if isinstance(node.value, dict) else {}
+    use = given.get("use")
+    named = use.plain() if use is not None and not use.unread else None
+    kind = known.get(named) if isinstance(named, str) else None
+    if use is not None and kind is None and not use.unread:
+        help = f"{near(str(named), tuple(known))}supported: {', '.join(known)}"
+        reader.error("FG107", use.place, f"{what}: there is no {shown(use)}", help)
+    kind = kind or next(iter(known.values()))
+    needed = {"use": f"add use: {' or '.join(known)}"}
     needed |= {f.name: f"add {f.name}: to it" for f in msgspec.structs.fields(kind) if f.required}
     given = reader.record(node, what, ("use", *kind.__struct_fields__), needed).values
-    use = given.get("use")
-    if use is not None and use.value not in known and not use.unread:
-        help = f"{near(str(use.plain()), known)}supported: {', '.join(known)}"
-        reader.error("FG107", use.place, f"{what}: there is no {shown(use)}", help)
-    types = typing.get_type_hints(kind)
+    types = typing.get_type_hints(kind, include_extras=True)
     for name, value in given.items():
         if name != "use":
             reader.convert(value, types[name], f"{what}.{name}", None)

@@ -6,6 +6,7 @@ Both speak the same messages with the same Worker, so a graph gives equal output
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import selectors
 import signal
@@ -79,8 +80,9 @@ def refuse_within_loop() -> None:
 class InProcess:
     """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path | None = None) -> None:
         self.control_bytes = 0
+        self.logs = str(logs or "")
         self.loop = asyncio.new_event_loop()
         self.workers: dict[str, Worker] = {}
         self.replies: deque[tuple[str, FromWorker]] = deque()
@@ -91,12 +93,13 @@ class InProcess:
         mapped = map_all(fds)
         for owner in worker_owners(plan):
             arenas = {name: mapped[name] for name in plan.owners[owner].maps}
-            self.workers[owner] = Worker(plan, owner, models, arenas, lambda m, o=owner: self._reply(o, m))  # type: ignore[misc]
+            reply = functools.partial(self._reply, owner)
+            self.workers[owner] = Worker(plan, owner, models, arenas, reply, self.logs)
 
         async def start_all() -> None:
             for owner, worker in self.workers.items():
                 try:
-                    worker.start()
+                    await worker.start()
                 except Exception as error:
                     self._reply(owner, failed(-1, f"owner {owner} could not start", error))
 
@@ -231,7 +234,7 @@ class Processes:
             link = _Link(owner, process, ours, path)
             self.links[owner] = link
             self.selector.register(ours, selectors.EVENT_READ, link)
-            self.send(owner, Setup(to_json(plan), owner, dict(models), arenas))
+            self.send(owner, Setup(to_json(plan), owner, dict(models), arenas, str(self.logs)))
 
     def send(self, owner: str, message: ToWorker) -> None:
         data = encode(message)

@@ -18,12 +18,13 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """First message to a worker: the plan, who it is, where models lie, and the descriptors of the arenas."""
+    """First message to a worker: the plan, who it is, where models lie, the descriptors of the arenas, and where logs go."""
 
     plan: bytes
     owner: str
     models: dict[str, str]
     arenas: dict[str, int]
+    logs: str
 
 
 class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):

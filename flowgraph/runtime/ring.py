@@ -24,7 +24,7 @@ from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Part
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
-from flowgraph.runtime.worker import Worker, failed
+from flowgraph.runtime.worker import Worker, alone, failed
 from flowgraph.spec.types import Dropped, Row
 
 
@@ -76,7 +76,7 @@ class Ring:
     def start(self) -> None:
         """Wait until every owner holds its resources; then give every output with an initial value its first one."""
         try:
-            self.local.start()
+            alone(self.local.start())
             self.folds = Folds(self.plan, self.local.resources)
         except Exception as error:
             raise error_of(failed(-1, "owner driver could not start", error)) from error

@@ -83,7 +83,7 @@ def run_graph(
         run_dir.graph(resolved, plan)
         if diagram is not None:
             run_dir.diagram(diagram(plan))
-        workers: Executor = InProcess() if executor == "inproc" else Processes(run_dir.logs)
+        workers: Executor = InProcess(run_dir.logs) if executor == "inproc" else Processes(run_dir.logs)
         view = make_view(plan, live=live)
         paths = {name: m.path for name, m in models.items()}
         ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))

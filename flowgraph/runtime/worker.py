@@ -11,9 +11,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from flowgraph.errors import PromiseBroken, RunError
 from flowgraph.plan.layout import lengths
@@ -49,6 +52,12 @@ def fill(hop: Hop, resources: Mapping[str, Any]) -> tuple[HopSpec, dict[str, Any
     return spec, fixed | {param: resources[kind] for param, kind in hop.resources.items()}
 
 
+def alone(what: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end where there may be no event loop, or one already, as in a notebook."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, what).result()
+
+
 def threads_of(owner: Owner) -> int:
     """Threads of a process: what the file says, else its share of the cores that this process may use."""
     return owner.threads or max(1, len(os.sched_getaffinity(0)) // owner.share)
@@ -64,7 +73,9 @@ class Worker:
         models: Mapping[str, str],
         arenas: Mapping[str, Arena],
         send: Callable[[FromWorker], None],
+        logs: str = "",
     ) -> None:
+        self.logs = logs
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
         # Folds are the driver's own: it binds and fires them itself.
@@ -73,16 +84,21 @@ class Worker:
         self.resources: dict[str, Any] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Load engine, learner and tokenizer, and bind every hop's configuration; then say Started."""
         began = time.monotonic()
         owner = self.owner
         if owner.engine is not None:
-            from flowgraph.engines.registry import create_engine
+            from flowgraph.engines.registry import start_engine
 
-            path = self.models[owner.engine.model]
-            self.resources["engine"] = create_engine(
-                owner.engine, path, context=owner.context, threads=threads_of(owner)
+            self.resources["engine"] = await start_engine(
+                owner.engine,
+                self.models[owner.engine.model],
+                context=owner.context,
+                threads=threads_of(owner),
+                logs=self.logs,
+                journal=journal_file(self.logs, owner.name),
+                patience=self.plan.run.deadline,
             )
         if owner.learner is not None:
             from flowgraph.learners.registry import create_learner
@@ -104,10 +120,7 @@ class Worker:
         if isinstance(message, Fire):
             hop = self.hops[message.hop]
             if hop.concurrent and self.owner.name == "driver":
-                # The driver has no loop of its own, and nothing to do meanwhile.
-                # In a thread of its own, because a loop may run here already, as in a notebook.
-                with ThreadPoolExecutor(1) as alone:
-                    alone.submit(asyncio.run, self._fire_async(hop, message)).result()
+                alone(self._fire_async(hop, message))  # the driver has nothing to do meanwhile
             elif hop.concurrent:
                 task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
                 self.tasks.add(task)
@@ -194,9 +207,24 @@ class Worker:
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for name in ("engine", "learner"):
-            if name in self.resources:
-                self.resources.pop(name).close()
+        if "engine" in self.resources:
+            await self.resources.pop("engine").close()
+        if "learner" in self.resources:
+            self.resources.pop("learner").close()
+
+
+def journal_file(logs: str, owner: str) -> Callable[[Any], None]:
+    """Takes the entries of an engine's journal of syncs, a line of JSON each; without a directory, they are let go."""
+    if not logs:
+        return lambda entry: None
+    path = Path(logs, f"{owner}.sync.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(entry: Any) -> None:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
+    return write
 
 
 def failed(id: int, where: str, error: BaseException) -> Failed:
@@ -242,8 +270,9 @@ async def _serve(sock: socket.socket) -> None:
     assert isinstance(setup, Setup), "the first message is Setup"
     worker = None
     try:
-        worker = Worker(from_json(setup.plan), setup.owner, setup.models, map_all(setup.arenas), send)
-        worker.start()
+        plan = from_json(setup.plan)
+        worker = Worker(plan, setup.owner, setup.models, map_all(setup.arenas), send, setup.logs)
+        await worker.start()
     except Exception as error:
         send(failed(-1, f"owner {setup.owner} could not start", error))
     await writer.drain()

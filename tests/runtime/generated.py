@@ -67,10 +67,10 @@ def is_real(hop: Hop) -> bool:
 class GeneratedWorker(Worker):
     """A worker that holds no engine and no learner: what is not real is generated, the same for the same seed."""
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self.owner = msgspec.structs.replace(self.owner, engine=None, learner=None)
         self.resources = {"engine": None, "learner": None}  # bound to hops that are then not called
-        super().start()
+        await super().start()
         self.resources = {name: held for name, held in self.resources.items() if held is not None}
         self.calls |= {
             name: _generated(self.plan, hop) for name, hop in self.hops.items() if not is_real(hop)

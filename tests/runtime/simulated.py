@@ -73,7 +73,7 @@ class Simulated:
         held = map_all(fds)
         for owner in worker_owners(plan):
             worker = GeneratedWorker(plan, owner, models, held, functools.partial(self._reply, owner))
-            worker.start()
+            self.loop.run_until_complete(worker.start())
             self.workers[owner] = worker
 
     def _reply(self, owner: str, message: FromWorker) -> None:

@@ -60,7 +60,11 @@ class ServerProcess:
     def ended(self) -> str:
         """How it ended, and the last it said."""
         code = self._process.poll() if self._process is not None else None
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = (
+            f"was killed by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with exit code {code}"
+        )
         return f"its process {how}{self._last_words()}; see {self.log}"
 
     def end(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +135,7 @@ class HttpReplica:
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
+            "rid": uuid.uuid4().hex,
             "extra_key": f"v{self._version}",
         }
         reply: wire.Reply = await self._client.ask("/generate", body, seconds=FOREVER, form=wire.Reply)

@@ -37,13 +37,18 @@ class Server:
             values = self.engine.logprobs(prompt)
             pairs = [[None if at == 0 else float(v), int(prompt[at]), None] for at, v in enumerate(values)]
             finish = {"type": "length"}
-            return {"output_ids": [], "meta_info": {"id": rid, "finish_reason": finish, "input_token_logprobs": pairs}}
+            return {
+                "output_ids": [],
+                "meta_info": {"id": rid, "finish_reason": finish, "input_token_logprobs": pairs},
+            }
         sampling = Sampling(asked["max_new_tokens"], asked["temperature"], tuple(asked["stop"]))
         key = asked["sampling_seed"] % (1 << 64)
         out = await self.engine.generate(prompt, sampling, key=key, rid=rid, drawn=body.get("drawn", 0))
         edges = [0, *(np.flatnonzero(np.diff(out.versions)) + 1).tolist(), len(out.ids)]
         spans = [
-            {"version": str(out.versions[a]), "start": a, "end": b} for a, b in zip(edges, edges[1:], strict=False) if b > a
+            {"version": str(out.versions[a]), "start": a, "end": b}
+            for a, b in zip(edges, edges[1:], strict=False)
+            if b > a
         ]
         chosen = zip(out.logprobs.tolist(), out.ids.tolist(), strict=True)
         meta = {
@@ -80,7 +85,10 @@ class Server:
         return {"success": True}
 
     async def check(self, body: dict[str, Any]) -> Any:
-        return {"success": True, "ranks": [{"checksums": {n: digest(t) for n, t in self.engine.weights().items()}}]}
+        return {
+            "success": True,
+            "ranks": [{"checksums": {n: digest(t) for n, t in self.engine.weights().items()}}],
+        }
 
     async def info(self, body: dict[str, Any]) -> Any:
         return {"weight_version": str(self.engine.version)}

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from flowgraph.engines.weights.delta import Delta, encode
+from flowgraph.engines.weights.layout import Entry
 from flowgraph.engines.weights.stage import Stage
 
 
@@ -61,7 +62,7 @@ class Staging:
         """Raises ValueError naming what does not fit the model; the weights staged before are then untouched."""
         _check(self._shapes, self._tied, self._dtype, weights)
         if self._stage is None:
-            table = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
+            table = [Entry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
             self._stage = Stage(table, self._where)
         stage, delta = self._stage, None
         if self._deltas and stage.version is not None:

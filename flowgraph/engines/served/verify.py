@@ -73,4 +73,6 @@ async def same_version(client: Client, staged: Staged) -> None:
     info = await client.ask("/model_info", seconds=SECONDS, form=dict[str, Any])
     if info.get("weight_version") != str(staged.version):
         named = info.get("weight_version")
-        raise ReplicaError(f"{client.url} says it holds version {named!r}, after an update to {staged.version}")
+        raise ReplicaError(
+            f"{client.url} says it holds version {named!r}, after an update to {staged.version}"
+        )

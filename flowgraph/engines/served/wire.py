@@ -108,7 +108,9 @@ def generation(reply: Reply, rid: str) -> Generation:
     meta = reply.meta_info
     ids, chosen = reply.output_ids, meta.output_token_logprobs
     if [id for _, id, _ in chosen] != ids or any(value is None for value, _, _ in chosen):
-        raise ValueError(f"{rid}: the server gave {len(ids)} ids, and log-probabilities of {len(chosen)} others")
+        raise ValueError(
+            f"{rid}: the server gave {len(ids)} ids, and log-probabilities of {len(chosen)} others"
+        )
     versions = np.empty(len(ids), np.int32)
     filled = 0
     for span in meta.weight_versions:

@@ -23,6 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from flowgraph.engines.memory import PageMemory
 from flowgraph.models.quiet import no_progress_bar
 
 ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
@@ -84,7 +85,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def __init__(self, layers: int, slots: int, heads: int, columns: int, width: int, dtype: torch.dtype):
         super().__init__(layers=[])
-        self.kv_L2SHTD = torch.zeros(layers, 2, slots, heads, columns, width, dtype=dtype)
+        shape = (layers, 2, slots, heads, columns, width)
+        self.memory = PageMemory(math.prod(shape) * dtype.itemsize)
+        self.kv_L2SHTD = self.memory.tensor(shape, dtype)
         self._layers = [(kv_2SHTD[0], kv_2SHTD[1]) for kv_2SHTD in self.kv_L2SHTD]
         self._rows_S = torch.arange(slots)
         self.positions_S = torch.zeros(slots, dtype=torch.int64)
@@ -172,16 +175,33 @@ class SlotModel:
     @torch.inference_mode()
     def fill(self, slot: int, prefix: Prefix) -> None:
         """Give a slot a prompt; whatever it held before is gone."""
-        self._cache.fill(slot, prefix.kv_L2HPD)
+        self._taken_cache().fill(slot, prefix.kv_L2HPD)
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed every slot one token at its position (any in a free slot); returns the logits [S, V]."""
+        cache = self._taken_cache()
         positions_S = torch.tensor(positions)
         mask_ST = torch.where(self._columns_T <= positions_S[:, None], self._visible, self._hidden)
-        self._cache.positions_S = positions_S
+        cache.positions_S = positions_S
         tokens_S1 = torch.tensor(tokens)[:, None]
-        return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], self._cache)
+        return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], cache)
+
+    def release_cache(self) -> int:
+        """Give the memory of all slots back to the system, and lose what they hold; returns its bytes.
+
+        Addresses stay. Until `resume_cache`, `fill` and `decode` raise RuntimeError. Again: does nothing, 0.
+        """
+        return self._cache.memory.release()
+
+    def resume_cache(self) -> None:
+        """Take the memory of the slots again, all zero as at the start. Does nothing where none is released."""
+        self._cache.memory.resume()
+
+    def _taken_cache(self) -> SlotCache:
+        if self._cache.memory.released:
+            raise RuntimeError("the memory of the key/value cache is released: call resume_cache() first")
+        return self._cache
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
         output = self._model(

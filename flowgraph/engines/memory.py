@@ -53,7 +53,8 @@ class PageMemory:
     def resume(self) -> None:
         """Take all pages now: not one by one in a decode step, where each unwritten one would fault twice.
 
-        A kernel that can't do this gives each page on its first use.
+        A kernel that can't do this gives each page on its first use. OSError where there is no memory to
+        take: it stays released, and may be resumed later.
         """
         if self._released:
             advise_if_known(self._mapping, MADV_POPULATE_WRITE)

@@ -47,7 +47,7 @@ def missing(python: str, device: Device) -> list[str]:
 
     Reads metadata only, in about 0.3 s.
     """
-    return [f"{c.name}: {c.found}; {c.fix}" for c in recipe(python, device) if c.status == "fail"]
+    return [f"{c.name}: {c.found}; to do: {c.fix}" for c in recipe(python, device) if c.status == "fail"]
 
 
 def recipe(python: str, device: Device) -> list[Check]:

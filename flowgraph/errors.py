@@ -1,4 +1,4 @@
-"""Every error that flowgraph raises, and the form of a finding.
+"""Every error that flowgraph raises, and the form of a finding and of a check.
 
 FlowgraphError
 ├── CheckError          a graph has findings; carries them all
@@ -16,6 +16,8 @@ FlowgraphError
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -47,6 +49,19 @@ class Diagnostic(msgspec.Struct, frozen=True):
     message: str
     help: str
     notes: tuple[Note, ...] = ()
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at on this machine, or in another interpreter.
+
+    found: what is there; affects: what depends on it; fix: one command or change, wherever something is to be done
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail", "skip"]
+    found: str
+    affects: str
+    fix: str = ""
 
 
 class FlowgraphError(Exception):

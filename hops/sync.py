@@ -35,8 +35,8 @@ async def publish(
 ) -> Published:
     """pause → release kv cache → update_weights → resume kv cache → continue, on every replica of the engine.
 
-    Repeatable from the start, which is what the engine does when a replica fails on the way. A replica serves nothing of
-    doubtful weights; when none serves the new ones within `deadline` seconds, the run fails by name.
+    Repeatable from the start, which is what the engine does when a replica fails on the way. A replica serves nothing
+    of doubtful weights; when none serves the new ones within `deadline` seconds, the run fails by name.
     pause: what becomes of requests under way: retract (their KV is computed anew under the new weights), in_place (they
     keep it), abort (they end, and go on as a new request from the tokens that they have)
     """

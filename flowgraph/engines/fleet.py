@@ -409,9 +409,9 @@ class Fleet:
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            if not isinstance(error, ReplicaError):
-                raise error
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ReplicaError):
+            raise error
 
     async def close(self) -> None:
         self._closed = True

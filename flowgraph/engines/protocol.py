@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# stop: EOS or a stop string; length: max_new_tokens; context: the model's context ended first; abort: somebody ended it.
+# stop: EOS or a stop string; length: max_new_tokens; context: the model's context ended first; abort: somebody's will.
 FinishReason = Literal["stop", "length", "context", "abort"]
 # What becomes of requests under way while weights change. retract: their KV is dropped, and computed anew under the new
 # weights; in_place: they go on with the KV they have; abort: they end, and what they have is the prefix of a new one.

@@ -3,8 +3,8 @@
     serving ─pause→ paused ─release→ released ─update→ updating ─resume→ resumed ─continue→ serving
 
 Whatever fails, in whatever way, the replica is `out`: it serves nothing, and the only way on is from the start. Pausing
-what is paused, or updating what was half updated, is harmless; the machine is what keeps the order, because a server may
-not notice: releasing memory under a running request kills SGLang on a GPU, and does nothing at all on a CPU.
+what is paused, or updating what was half updated, is harmless; the machine is what keeps the order, because a server
+may not notice: releasing memory under a running request kills SGLang on a GPU, and does nothing at all on a CPU.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ async def bring(
 ) -> Brought:
     """Take a replica from whatever state to serving `version`; from the start again after a failure.
 
-    until: of `time.monotonic`; no attempt outlives it. Each action may take half of what is left, so that one that hangs
-    leaves time for another attempt. A replica whose process ended is started first.
+    until: of `time.monotonic`; no attempt outlives it. Each action may take half of what is left, so that one that
+    hangs leaves time for another attempt. A replica whose process ended is started first.
 
     Raises the last ReplicaError or TimeoutError when the attempts or the time are used up; the replica is then `out`.
     Any other error is a fault of the caller's (weights of another model), and is raised at once.

@@ -191,8 +191,8 @@ class TransformersEngine:
         self._wake()
 
     def release(self) -> int:
-        """Give the memory of the KV cache and of the cached prefixes back; returns the bytes of the cache. Skipped while
-        paused requests hold KV. RuntimeError unless paused.
+        """Give the memory of the KV cache and of the cached prefixes back; returns the bytes of the cache. Skipped
+        while paused requests hold KV. RuntimeError unless paused.
         """
         if not self._paused:
             raise RuntimeError("memory may be released only while the engine is paused")
@@ -206,8 +206,8 @@ class TransformersEngine:
         self._open().resume_cache()
 
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
-        """Copy every tensor into the paused engine's model, and drop all cached prefixes. The version of each token tells
-        under which weights it was sampled. RuntimeError unless paused; ValueError as `Engine.sync` says.
+        """Copy every tensor into the paused engine's model, and drop all cached prefixes. The version of each token
+        tells under which weights it was sampled. RuntimeError unless paused; ValueError as `Engine.sync` says.
         """
         model = self._open()
         if not self._paused:

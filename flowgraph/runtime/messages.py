@@ -18,7 +18,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """First message to a worker: the plan, who it is, where models lie, the descriptors of the arenas, and where logs go."""
+    """First message to a worker: the plan, who it is, where models and logs lie, and the descriptors of the arenas."""
 
     plan: bytes
     owner: str

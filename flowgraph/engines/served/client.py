@@ -37,7 +37,7 @@ class Client:
     async def ask(self, path: str, body: Any = None, *, seconds: float, form: Any = Any) -> Any:
         """The answer to GET, or to POST when there is a body, read as JSON of this form (None: not read).
 
-        Raises Refused for any status but 200 and for an answer of another form, Cut when no whole answer came in `seconds`.
+        Raises Refused for any status but 200 and an answer of another form, Cut when no whole answer came in `seconds`.
         """
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)

@@ -15,9 +15,12 @@ from flowgraph.engines.served.replica import Carrier, HttpReplica
 from flowgraph.engines.served.staging import Staging, initial
 from flowgraph.engines.served.transports import carrier
 from flowgraph.engines.served.verify import Checksums, same_version
+from flowgraph.engines.sglang_recipe import missing, server_environment
 from flowgraph.engines.stops import Stops
 from flowgraph.engines.sync import Journal
+from flowgraph.errors import EngineFailed
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is on this machine already
 LOOK = 2.0  # seconds between two looks at a server's load
 HUNG = 300.0  # seconds without progress after which one is lost
 
@@ -85,6 +88,11 @@ async def sglang_fleet(
         replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]
         return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
     python = interpreter(options.python)
+    if lacks := missing(python, options.device):
+        raise EngineFailed(
+            f"SGLang can't be started by {python}: {'; '.join(lacks)}",
+            f"flowgraph doctor sglang --python {python} --device {options.device} goes through every step",
+        )
     each = max(1, threads // options.processes)
     replicas = [
         HttpReplica(
@@ -93,7 +101,7 @@ async def sglang_fleet(
             process=ServerProcess(
                 python,
                 sglang_arguments(options, model_dir, context),
-                variables=sglang_variables(options, each),
+                variables=server_environment(options.device) | OFFLINE | {"OMP_NUM_THREADS": str(each)},
                 log=_log(logs, "sglang", at),
             ),
             saver=saver,
@@ -138,14 +146,6 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         return out
 
     return arguments
-
-
-def sglang_variables(options: SglangOptions, threads: int) -> dict[str, str]:
-    """Its environment: the CPU engine is chosen by a variable alone, and the model is on this machine already."""
-    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if options.device == "cpu":
-        variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads)}
-    return variables
 
 
 def _log(logs: str, name: str, at: int) -> Path:

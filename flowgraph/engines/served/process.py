@@ -68,14 +68,17 @@ class ServerProcess:
         return f"its process {how}{self._last_words()}; see {self.log}"
 
     def end(self) -> None:
-        """Kill it and all that it started. Harmless when repeated."""
+        """Kill it and all that it started, and remove what they had in /dev/shm. Harmless when repeated."""
         if self._process is not None:
+            named = _named_memory(self._process.pid)
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # it is gone, or leads no session yet
                 self._process.kill()
             self._process.wait()
             self._process = None
+            for path in named:
+                path.unlink(missing_ok=True)
 
     async def until(self, ready: Callable[[], object], seconds: float) -> None:
         """Wait until `ready` gives no ReplicaError; raises its last one, or that the process ended."""
@@ -101,6 +104,20 @@ class ServerProcess:
             return ""
         errors = [x for x in lines if "Error" in x][-1:] or lines[-1:]
         return "".join(f": {line.strip()[:300]}" for line in errors)
+
+
+def _named_memory(session: int) -> set[Path]:
+    """The files in /dev/shm that a session's processes, and nobody else, have mapped. A server that is killed leaves them."""
+    ours: set[Path] = set()
+    others: set[Path] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            found = {Path(x.split()[5]) for x in maps.read_text().splitlines() if " /dev/shm/" in x}
+            of = ours if os.getsid(int(maps.parent.name)) == session else others
+        except (OSError, IndexError):
+            continue
+        of |= found
+    return ours - others
 
 
 def _start(command: list[str], variables: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -1,12 +1,13 @@
 """The embedded engine as a server of its own: `python -m flowgraph.engines.served.serve --model-path DIR --port N …`.
 
-It speaks as much of SGLang's HTTP API as `replica.HttpReplica` uses, so that several processes may serve a graph's rollout
+It speaks as much of SGLang's HTTP API as `replica.HttpReplica` uses, so that several processes may serve a rollout
 without SGLang, and an engine's process can die and be replaced. Unlike SGLang on a CPU it really releases KV memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Server:
 
     async def generate(self, body: dict[str, Any]) -> Any:
         asked = body["sampling_params"]
-        prompt, rid = np.array(body["input_ids"], np.int64), body["rid"]
+        prompt, rid = np.array(body["input_ids"], np.int32), body["rid"]
         if asked["max_new_tokens"] == 0:
             if not len(prompt):
                 raise ValueError(f"{rid}: a prompt is a non-empty row of ids")
@@ -47,7 +48,7 @@ class Server:
         edges = [0, *(np.flatnonzero(np.diff(out.versions)) + 1).tolist(), len(out.ids)]
         spans = [
             {"version": str(out.versions[a]), "start": a, "end": b}
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in itertools.pairwise(edges)
             if b > a
         ]
         chosen = zip(out.logprobs.tolist(), out.ids.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""One copy of the newest weights beside the servers, in the form that they are handed: kept until the next ones come."""
+"""One copy of the newest weights beside the servers, in the form that they are handed, until the next ones come."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def shapes(model_dir: str) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {}
     for file in sorted(Path(model_dir).glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
-            out |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+            out |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
     return out
 
 

@@ -118,7 +118,9 @@ def _check(name: str, change: Change, tensor: Tensor | None) -> None:
     count = change.values.numel()
     if change.at.dtype == np.uint8:
         right = len(change.at) == -(-tensor.numel() // 8)
-        fits = right and np.count_nonzero(np.unpackbits(change.at, count=tensor.numel())) == count
+        fits = (
+            right and np.count_nonzero(np.unpackbits(change.at.view(np.uint8), count=tensor.numel())) == count
+        )
     else:
         fits = len(change.at) == count and int(change.at.max(initial=0)) < tensor.numel()
     if not fits:

@@ -38,7 +38,7 @@ class Change(NamedTuple):
     at: [changed] positions in the flat tensor (uint32), or one bit an element (uint8, first element highest).
     """
 
-    at: npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
+    at: npt.NDArray[Any]
     values: Tensor
 
 
@@ -129,14 +129,12 @@ def _check(name: str, change: Change, tensor: Tensor | None) -> None:
         )
 
 
-def _write(
-    target: npt.NDArray[Any], at: npt.NDArray[np.uint32] | npt.NDArray[np.uint8], values: npt.NDArray[Any]
-) -> None:
+def _write(target: npt.NDArray[Any], at: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     if at.dtype == np.uint32:
         target[at] = values
         return
     done = 0
-    for places in _places(np.unpackbits(at.view(np.uint8), count=len(target)).view(np.bool_)):
+    for places in _places(np.unpackbits(at, count=len(target)).view(np.bool_)):
         target[places] = values[done : done + len(places)]
         done += len(places)
 

@@ -7,7 +7,8 @@ however this process ends. What has a name is a symbolic link to the descriptor,
     <directory>/model.safetensors -> /proc/<pid>/fd/<n>
 
 Whoever opens that path gets the memory itself, so a reader must run on this host, as this user, in this process's
-process namespace. Nothing holds a reader off while `write` runs: that order is the caller's to keep.
+process namespace. SGLang 0.5.23 doesn't refuse a path that it can't open, it ends: keep the stage open while a server
+may be told to load it. Nothing holds a reader off while `write` runs: that order is the caller's to keep.
 """
 
 from __future__ import annotations

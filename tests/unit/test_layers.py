@@ -11,9 +11,13 @@ import flowgraph
 
 ROOT = Path(__file__).parents[2]
 # The heavy implementations, imported where a worker is started; nothing else has torch at its top.
-HEAVY = {"flowgraph.engines.transformers", "flowgraph.engines.slots", "flowgraph.engines.sampling"} | {
-    f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")
-}
+HEAVY = {
+    f"flowgraph.engines.{name}"
+    for name in (
+        *("transformers", "slots", "sampling", "memory", "served.staging", "served.verify"),
+        *("weights.stage", "weights.delta", "weights.layout", "weights.checksum"),
+    )
+} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 
 

@@ -107,7 +107,7 @@ class ServerProcess:
 
 
 def _named_memory(session: int) -> set[Path]:
-    """The files in /dev/shm that a session's processes, and nobody else, have mapped. A server that is killed leaves them."""
+    """The files in /dev/shm that a session's processes, and nobody else, have mapped. A killed server leaves them."""
     ours: set[Path] = set()
     others: set[Path] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

@@ -161,6 +161,10 @@ class Replica(Protocol):
         """False once its process is known to have ended."""
         ...
 
+    def kill(self) -> None:
+        """It hangs: end its process, so that `start` launches another. Nothing where the process is not ours."""
+        ...
+
     async def generate(
         self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
     ) -> Generation:

@@ -393,6 +393,22 @@ def test_w13_an_update_that_hangs_has_a_deadline_and_the_engine_is_replaced_if_i
     assert any("it did not update in 30.0 s" in e.said for e in world.journal)
 
 
+def test_what_waits_at_a_replica_that_hangs_goes_to_another_once_the_sync_has_given_it_up() -> None:
+    async def story(world: World, scenario: Scenario) -> None:
+        for _ in range(4):
+            scenario.ask(40)
+        await asyncio.sleep(1.0)
+        world.faults = [Fault(PATHS["update"], "hang")]
+        synced = await scenario.sync(1, "retract", 20.0)
+        assert synced is not None
+        assert synced.replicas == 1
+        async with asyncio.timeout(5.0):
+            for asked in scenario.asked:
+                assert len((await asked.task).ids) == 40
+
+    played((False, False), story)
+
+
 def test_a_server_that_stops_while_it_has_requests_is_replaced_and_they_go_on() -> None:
     async def story(world: World, scenario: Scenario) -> None:
         world.faults = [Fault("/generate", "hang")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgraph.engines.fleet import Fleet
-from flowgraph.engines.registry import SglangOptions, TransformersOptions
+from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
 from flowgraph.engines.served.process import ServerProcess, interpreter
 from flowgraph.engines.served.replica import Carrier, HttpReplica
 from flowgraph.engines.served.staging import Staging, initial
@@ -54,7 +54,7 @@ async def transformers_fleet(
     replicas = [
         HttpReplica(
             f"server {at}",
-            carrier(options.weights, 1),
+            carrier(push(options), 1),
             process=ServerProcess(
                 sys.executable, arguments, variables=variables, log=_log(logs, "transformers", at)
             ),
@@ -82,7 +82,7 @@ async def sglang_fleet(
     saver = bool(options.flags.get("enable-memory-saver"))
 
     def carry() -> Carrier:
-        return carrier(options.weights, options.tp)
+        return carrier(push(options), options.tp)
 
     if options.urls:
         replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]

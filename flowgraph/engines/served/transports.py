@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgraph.engines.registry import Transport
+from flowgraph.engines.registry import Push
 from flowgraph.engines.served import wire
 from flowgraph.engines.served.client import Client, Refused
 from flowgraph.engines.served.replica import Carrier
@@ -37,6 +37,6 @@ class FromDisk:
         pass
 
 
-def carrier(kind: Transport, ranks: int) -> Carrier:
+def carrier(kind: Push | None, ranks: int) -> Carrier:
     """The transport of that name, for a server of so many tensor-parallel ranks."""
     return FromDisk()

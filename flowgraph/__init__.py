@@ -14,6 +14,7 @@ from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
 from flowgraph.spec.types import (
     Array,
+    Backlog,
     Below,
     Derivable,
     Dim,
@@ -84,6 +85,7 @@ else:
 __all__ = [
     "Array",
     "Audit",
+    "Backlog",
     "Below",
     "CheckError",
     "Derivable",

@@ -30,7 +30,14 @@ class Embedded:
         return True
 
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        drawn: int,
+        rid: str,
+        recorded: int = 0,
     ) -> Generation:
         return await self.engine.generate(prompt, sampling, key=key, drawn=drawn, rid=rid)
 
@@ -55,6 +62,10 @@ class Embedded:
 
     async def proceed(self) -> None:
         self.engine.proceed()
+
+    @property
+    def heard(self) -> EngineLoad:
+        return self.engine.load()
 
     async def load(self) -> EngineLoad:
         return self.engine.load()

@@ -31,6 +31,7 @@ from flowgraph.engines.protocol import (
     Synced,
     nothing,
 )
+from flowgraph.engines.served.side import joined as joined_side
 from flowgraph.engines.sync import Entry, Journal, ReplicaError, Sync, bring
 from flowgraph.errors import EngineFailed
 
@@ -39,13 +40,12 @@ TRIES = 5  # times that a request is sent before its engine is said to fail
 
 
 class Member:
-    """A replica in the fleet: where it is in a sync, the requests that it has, and what it last said of its load."""
+    """A replica in the fleet: where it is in a sync, and the requests that it has."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.sync = Sync()
         self.requests: set[str] = set()
-        self.load = EngineLoad(0, 0, 0)
         self.heard = (0.0, time.monotonic())  # what it had computed by then
         self.recovery: asyncio.Task[None] | None = None
         self.failure = ""
@@ -118,7 +118,7 @@ class Fleet:
                 member.sync = Sync("serving", 0)
             else:
                 await self._bring(member, "retract", until)
-            member.load = await member.replica.load()
+            await member.replica.load()
 
         problems = await asyncio.gather(*map(one, self.members), return_exceptions=True)
         for member, problem in zip(self.members, problems, strict=True):
@@ -177,6 +177,7 @@ class Fleet:
                         key=key,
                         drawn=len(have.ids),
                         rid=name,
+                        recorded=min((one.start for one in have.side.values()), default=0),
                     ),
                 )
             except ReplicaError as error:
@@ -192,7 +193,7 @@ class Fleet:
             finally:
                 request.at = None
                 member.requests.discard(name)
-            request.so_far = joined(have, segment)
+            request.so_far = joined(have, segment, rid)
             if len(have.ids) and sampling.stop:  # a stop string may have begun in an earlier segment
                 end = self._completed(request.so_far.ids.tolist(), sampling.stop)
                 if end is not None:
@@ -363,7 +364,7 @@ class Fleet:
     # --- health -----------------------------------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
-        return total(m.load for m in self.members if m.sync.state != "out")
+        return total(m.replica.heard for m in self.members if m.sync.state != "out")
 
     async def look(self, hung: float) -> None:
         """Ask every replica for its load once. One that ended, or that has computed nothing for `hung` seconds while it
@@ -377,7 +378,7 @@ class Fleet:
             try:
                 if not member.replica.alive():
                     raise ReplicaError("its process ended")
-                member.load = await member.replica.load()
+                await member.replica.load()
             except ReplicaError as error:
                 if not member.replica.alive() or time.monotonic() - member.heard[1] > hung:
                     self._lost(member, error, "")
@@ -466,17 +467,21 @@ def total(loads: Iterable[EngineLoad]) -> EngineLoad:
 # --- segments --------------------------------------------------------------------------------------------------
 
 
-def joined(first: Generation, second: Generation) -> Generation:
+def joined(first: Generation, second: Generation, rid: str) -> Generation:
     """Two segments of one response; what ended the second ends both."""
     if not len(first.ids):
         return second
+    side = {
+        name: joined_side(one, second.side[name], rid=rid) if name in second.side else one
+        for name, one in first.side.items()
+    }
     return Generation(
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.logprobs, second.logprobs]),
         np.concatenate([first.versions, second.versions]),
         second.finish_reason,
         first.retractions + second.retractions,
-        second.side,
+        side,
     )
 
 

@@ -12,6 +12,7 @@ from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
 from flowgraph.engines.served.process import ServerProcess, interpreter
 from flowgraph.engines.served.replica import Carrier, HttpReplica
+from flowgraph.engines.served.side import channels
 from flowgraph.engines.served.staging import Staging, initial
 from flowgraph.engines.served.transports import carrier
 from flowgraph.engines.served.verify import Checksums, same_version
@@ -19,6 +20,7 @@ from flowgraph.engines.sglang_recipe import missing, server_environment
 from flowgraph.engines.stops import Stops
 from flowgraph.engines.sync import Journal
 from flowgraph.errors import EngineFailed
+from flowgraph.models.facts import directory_facts
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is on this machine already
 LOOK = 2.0  # seconds between two looks at a server's load
@@ -81,11 +83,15 @@ async def sglang_fleet(
     verify: Any = Checksums() if options.device == "cpu" and ranks == 1 else same_version
     saver = bool(options.flags.get("enable-memory-saver"))
 
+    recordable = channels(directory_facts(Path(model_dir)))
+
     def carry() -> Carrier:
         return carrier(push(options), options.tp)
 
     if options.urls:
-        replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]
+        replicas = [
+            HttpReplica(url, carry(), url=url, verify=verify, channels=recordable) for url in options.urls
+        ]
         return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
     python = interpreter(options.python)
     if lacks := missing(python, options.device):
@@ -106,6 +112,7 @@ async def sglang_fleet(
             ),
             saver=saver,
             verify=verify,
+            channels=recordable,
         )
         for at in range(options.processes)
     ]

@@ -29,6 +29,9 @@ class Embedded:
     def alive(self) -> bool:
         return True
 
+    def kill(self) -> None:
+        pass
+
     async def generate(
         self,
         prompt: npt.NDArray[np.int32],
@@ -88,10 +91,15 @@ async def embedded_fleet(
     engine = TransformersEngine(
         model_dir, slots=options.slots, context=context, dtype=options.dtype, threads=threads
     )
+
+    def stage(weights: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        engine.check_weights(weights)  # while it still serves the version before
+        return weights
+
     fleet = Fleet(
         [Embedded(engine)],
         context=context,
-        stage=lambda weights, version: weights,
+        stage=stage,
         initial={},
         completed=Stops(model_dir).end,
         journal=journal,

@@ -186,6 +186,10 @@ class Replica(Protocol):
         """False once its process is known to have ended."""
         ...
 
+    def kill(self) -> None:
+        """It hangs: end its process, so that `start` launches another. Nothing where the process is not ours."""
+        ...
+
     async def generate(
         self,
         prompt: npt.NDArray[np.int32],

@@ -218,6 +218,10 @@ class TransformersEngine:
         self._prefixes.clear()
         self._version = version
 
+    def check_weights(self, tensors: Mapping[str, Any]) -> None:
+        """ValueError as `Engine.sync` says; nothing changes."""
+        self._open().check_weights(tensors)
+
     def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """f32[n]: of each of n tokens given those before it, at temperature 1; 0 for the first."""
         return self._open().score(tokens.tolist())

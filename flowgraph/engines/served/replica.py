@@ -7,9 +7,8 @@ paused in, and whether its KV memory is released.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -46,6 +45,7 @@ class HttpReplica:
     saver: whether the server gives back KV memory when it is told to; without that, release and resume are no-ops
     channels: what side channels the model has
     verify: the checksums that a server must have when it holds the given weights, by its own names; see `checksums.py`
+    connect: gives the client of an address
     """
 
     def __init__(
@@ -58,12 +58,14 @@ class HttpReplica:
         saver: bool = False,
         verify: Any = None,
         channels: Channels | None = None,
+        connect: Callable[[str], Client] = Client,
     ) -> None:
         assert (process is None) == bool(url)
         self.name = name
         self._carrier, self._process, self._saver = carrier, process, saver
         self._verify, self._channels = verify, channels
-        self._client = Client(url or "http://127.0.0.1:0")
+        self._connect = connect
+        self._client = connect(url or "http://127.0.0.1:0")
         self._mode: PauseMode = "retract"
         self._released: bool | None = False  # None: not known
         self._version = 0
@@ -89,7 +91,7 @@ class HttpReplica:
         if not process.alive() or self._released is None:
             await self._client.close()
             process.launch()
-            self._client = Client(f"http://127.0.0.1:{process.port}")
+            self._client = self._connect(f"http://127.0.0.1:{process.port}")
             self._released, self._version = False, 0
             self._carrier.forget()
         await process.until(self._answers, seconds)
@@ -98,17 +100,22 @@ class HttpReplica:
         await self._client.ask("/model_info", seconds=QUICK, form=None)
 
     async def _patiently(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds
         while True:
             try:
                 return await self._answers()
             except ReplicaError:
-                if time.monotonic() >= end:
+                if clock() >= end:
                     raise
                 await asyncio.sleep(0.2)
 
     def alive(self) -> bool:
         return self._process is None or self._process.alive()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.end()
 
     async def generate(
         self,

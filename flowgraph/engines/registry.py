@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -61,8 +63,31 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
         if self.urls and (self.python or self.flags):
             given = "python" if self.python else "flags"
             raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        if self.dp > 1 and self.weights != "disk":
+            raise ValueError(
+                f"weights: {self.weights} goes to servers of dp 1; use processes, or weights: disk"
+            )
+        if self.urls and self.weights == "delta":
+            raise ValueError(
+                "weights: delta needs a loader of ours in the server; those at urls run without it"
+            )
+        if self.weights != "distributed":
+            for url in self.urls:
+                if not _here(url):
+                    raise ValueError(
+                        f"weights: {self.weights} goes through this host's memory, and {url} is another host; take "
+                        "weights: distributed, or for this very host http://127.0.0.1"
+                    )
         if self.device == "cpu" and self.tp > 1:
             raise ValueError("tp: this CPU setting serves with one rank; use processes for more servers")
+
+
+def _here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 EngineOptions = TransformersOptions | SglangOptions

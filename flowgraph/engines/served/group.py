@@ -17,11 +17,12 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from flowgraph.engines.served.client import Client
@@ -32,6 +33,7 @@ BLOCKED = timedelta(seconds=60)  # that a rendezvous or the broadcast of one buc
 PARTING = 5.0  # seconds for the server to leave a group
 
 T = TypeVar("T")
+dist: Any = torch.distributed  # its stubs leave out the stores
 
 
 class FromGroup:
@@ -65,7 +67,7 @@ class FromGroup:
                         "weight_version": str(version) if last else None,
                     }
                     told = act(client, "/update_weights_from_distributed", body)
-                    await _both(told, in_thread(lambda b=bucket: group.broadcast(flat[: nbytes(b)])))
+                    await _both(told, in_thread(partial(group.broadcast, flat[: nbytes(bucket)])))
         except BaseException:
             self.forget()
             raise
@@ -129,11 +131,10 @@ class Group:
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"
 
     def join(self) -> None:
-        """Blocks until every rank is there. The prefixes are those of `init_custom_process_group`, on the other side."""
+        """Blocks until every rank is there. The prefixes are those that SGLang's `init_custom_process_group` gives."""
         kind = "cuda" if self._backend == "nccl" else "cpu"
         store = dist.PrefixStore(self.name, self._held[0])
         store = dist.PrefixStore(f"{kind}/", dist.PrefixStore(f"{self.name}/", store))
-        make: Callable[..., Any]
         if self._backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = BLOCKED
@@ -164,7 +165,8 @@ def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
             future.set_exception(error) if error is not None else future.set_result(result)
 
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = call()
         except RuntimeError as failed:  # torch's own errors of stores and groups are among these

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgraph.engines.fleet import Fleet
-from flowgraph.engines.registry import SglangOptions, TransformersOptions
+from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
 from flowgraph.engines.served.deltas import LOADER
 from flowgraph.engines.served.process import ServerProcess, interpreter
 from flowgraph.engines.served.replica import HttpReplica
@@ -132,7 +132,7 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         flags["sleep-on-idle"] = True  # else its scheduler spins on a core
     if tokens:
         flags["max-total-tokens"] = tokens
-    if options.weights == "delta":
+    if push(options) == "delta":
         flags["custom-weight-loader"] = LOADER
     flags |= options.flags
 
@@ -150,7 +150,7 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
 
 def _environment(options: SglangOptions) -> dict[str, str]:
     variables = server_environment(options.device)
-    if options.weights == "delta":
+    if push(options) == "delta":
         ours, theirs = str(Path(__file__).with_name("sglang_loader")), variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = os.pathsep.join([ours, theirs] if theirs else [ours])
     return variables
@@ -171,7 +171,7 @@ async def _started(
     *,
     fresh: bool,
 ) -> Fleet:
-    staging = Staging(model_dir, options.dtype, logs, deltas=options.weights == "delta")
+    staging = Staging(model_dir, options.dtype, logs, deltas=push(options) == "delta")
     fleet = Fleet(
         replicas,
         context=context,

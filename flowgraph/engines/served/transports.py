@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgraph.engines.registry import SglangOptions, TransformersOptions
+from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
 from flowgraph.engines.served.client import Client
 from flowgraph.engines.served.deltas import DeltaToOurs, DeltaToSglang
 from flowgraph.engines.served.replica import Carrier
@@ -34,14 +34,15 @@ class FromDisk:
 
 def carrier(options: TransformersOptions | SglangOptions) -> Carrier:
     """The transport that the options name, for one of their servers."""
+    way = push(options)
     if isinstance(options, TransformersOptions):
-        return DeltaToOurs(FromDisk()) if options.weights == "delta" else FromDisk()
-    if options.weights == "tensor":
+        return DeltaToOurs(FromDisk()) if way == "delta" else FromDisk()
+    if way == "tensor":
         from flowgraph.engines.served.handover import FromTensors
 
         return FromTensors(options.tp)
-    if options.weights == "distributed":
+    if way == "distributed":
         from flowgraph.engines.served.group import FromGroup
 
         return FromGroup(options.tp, options.device)
-    return DeltaToSglang(options.tp) if options.weights == "delta" else FromDisk()
+    return DeltaToSglang(options.tp) if way == "delta" else FromDisk()

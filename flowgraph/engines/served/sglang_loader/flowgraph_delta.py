@@ -6,8 +6,8 @@ model from there. The price is the model's size in host memory for each rank.
 
 An error that leaves `load` ends the server. So none does: the rank then doesn't write its answer, and has no version.
 
-The environment of a server doesn't have flowgraph, and needs not: the modules on deltas are loaded by their place beside
-this file, and want numpy and torch only.
+The environment of a server doesn't have flowgraph, and needs not: the modules on deltas are found by their place, and
+want numpy and torch only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _weights(module: str) -> Any:
         spec = importlib.util.spec_from_file_location(
             name, WEIGHTS / "__init__.py", submodule_search_locations=[str(WEIGHTS)]
         )
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         package = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
         sys.modules[name] = package

@@ -37,6 +37,10 @@ class Carrier(Protocol):
         """The server was started anew: it has none of what was sent before."""
         ...
 
+    async def close(self, client: Client) -> None:
+        """Give back what this kept beside the server. The server may be gone already."""
+        ...
+
 
 class HttpReplica:
     """Implements `flowgraph.engines.protocol.Replica`.
@@ -85,6 +89,7 @@ class HttpReplica:
     async def start(self, seconds: float) -> None:
         process = self._process
         if process is None:
+            self._carrier.forget()  # whoever runs it may have started it anew
             await self._patiently(seconds)
             return
         # Whether KV memory is released can't be asked for, and a wrong guess kills the server: so start it anew.
@@ -245,6 +250,7 @@ class HttpReplica:
         return self.heard
 
     async def close(self) -> None:
+        await self._carrier.close(self._client)
         await self._client.close()
         if self._process is not None:
             self._process.end()

@@ -27,7 +27,7 @@ class Trajectory(NamedTuple):
     backlog: Annotated[Backlog, Latest()]
 
 
-def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
+def validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
     Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
     if temperature == 0:
         raise ValueError(
@@ -35,7 +35,7 @@ def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> Non
         )
 
 
-@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate)
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
 async def complete(
     prompt: Int32[Array, "prompt"],
     key: UInt64[Array, ""],

@@ -77,10 +77,16 @@ async def embedded_fleet(
     engine = TransformersEngine(
         model_dir, slots=options.slots, context=context, dtype=options.dtype, threads=threads
     )
+
+    def stage(weights: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        engine.check_weights(weights)  # while it still serves the version before
+        return weights
+
     fleet = Fleet(
         [Embedded(engine)],
         context=context,
-        stage=lambda weights, version: weights,
+        vocabulary=engine.vocabulary,
+        stage=stage,
         initial={},
         completed=Stops(model_dir).end,
         journal=journal,

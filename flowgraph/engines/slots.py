@@ -238,14 +238,19 @@ class SlotModel:
 
         The two names of a tied weight are one weight: either may be given, or both with equal values.
         """
+        targets = self.check_weights(tensors)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                targets[name].copy_(tensor)
+
+    def check_weights(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+        """ValueError unless `load_weights` would take them; the model's own tensors by name."""
         targets: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         problems = _mismatches(targets, tensors)
         if problems:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError("no weight was changed: " + "; ".join(problems[:5]) + more)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                targets[name].copy_(tensor)
+        return targets
 
 
 def _mismatches(targets: Mapping[str, Tensor], tensors: Mapping[str, Any]) -> list[str]:

@@ -105,7 +105,7 @@ class TransformersEngine:
         model = SlotModel(model_dir, slots=slots, context=context, dtype=DTYPES[dtype])
         self._model: SlotModel | None = model
         self._sample_first, self._sample_next = (Sampler(rows, model.vocabulary) for rows in (1, slots))
-        self._slots, self._context = slots, context
+        self._slots, self._context, self.vocabulary = slots, context, model.vocabulary
         self._version = 0
         self._paused = False
         self._requests: dict[str, _Request] = {}
@@ -217,6 +217,10 @@ class TransformersEngine:
         model.load_weights(tensors)
         self._prefixes.clear()
         self._version = version
+
+    def check_weights(self, tensors: Mapping[str, Any]) -> None:
+        """ValueError as `Engine.sync` says; nothing changes."""
+        self._open().check_weights(tensors)
 
     def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """f32[n]: of each of n tokens given those before it, at temperature 1; 0 for the first."""

@@ -99,6 +99,7 @@ async def embedded_fleet(
     fleet = Fleet(
         [Embedded(engine)],
         context=context,
+        vocabulary=engine.vocabulary,
         stage=stage,
         initial={},
         completed=Stops(model_dir).end,

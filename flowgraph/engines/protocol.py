@@ -135,7 +135,8 @@ class Engine(Protocol):
         """Sample one response. `key` (64 bits) alone decides the randomness; position is the counter.
 
         A prompt that leaves less than max_new_tokens of the context ends with reason "context", without a token when
-        it leaves none. Raises ValueError for an empty prompt, EngineFailed when no replica can serve.
+        it leaves none. Raises ValueError for an empty prompt, an id outside the vocabulary, a key that isn't one, or a
+        rid in use; EngineFailed when no replica can serve.
         """
         ...
 
@@ -144,7 +145,10 @@ class Engine(Protocol):
         ...
 
     async def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """f32[n]: the log-probability of each of n tokens given those before it, at temperature 1; 0 for the first."""
+        """f32[n]: the log-probability of each of n tokens given those before it, at temperature 1; 0 for the first.
+
+        Raises ValueError for no token, one outside the vocabulary, or more than the context holds.
+        """
         ...
 
     async def sync(

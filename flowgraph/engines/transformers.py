@@ -106,7 +106,7 @@ class TransformersEngine:
         model = SlotModel(model_dir, slots=slots, context=context, dtype=DTYPES[dtype])
         self._model: SlotModel | None = model
         self._sample_first, self._sample_next = (Sampler(rows, model.vocabulary) for rows in (1, slots))
-        self._slots, self._context = slots, context
+        self._slots, self._context, self.vocabulary = slots, context, model.vocabulary
         self._version = 0
         self._paused = False
         self._requests: dict[str, _Request] = {}

@@ -23,9 +23,12 @@ from flowgraph.engines.sync import Journal
 from flowgraph.errors import EngineFailed
 from flowgraph.models.facts import directory_facts
 
+# We never ask for more than the model's context; by that name the server takes one that is longer by ROOM.
+LONGER = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is on this machine already
 LOOK = 2.0  # seconds between two looks at a server's load
 HUNG = 300.0  # seconds without progress after which one is lost
+ROOM = 8  # tokens by which SGLang wants a context to be longer than what it is asked to fill
 
 
 async def transformers_fleet(
@@ -106,7 +109,7 @@ async def sglang_fleet(
             process=ServerProcess(
                 python,
                 sglang_arguments(options, model_dir, context),
-                variables=_environment(options) | OFFLINE | {"OMP_NUM_THREADS": str(each)},
+                variables=_environment(options) | OFFLINE | LONGER | {"OMP_NUM_THREADS": str(each)},
                 log=_log(logs, "sglang", at),
             ),
             saver=saver,
@@ -126,6 +129,7 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         "dtype": options.dtype,
         "device": options.device,
         "max-running-requests": options.slots,
+        "context-length": context + ROOM,
         "weight-version": 0,
         "skip-server-warmup": True,
         "log-level": "warning",
@@ -136,7 +140,7 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         flags["dp-size"] = options.dp
     tokens = options.kv_tokens
     if options.device == "cpu":
-        tokens = tokens or options.slots * context  # left alone it takes 14 GB for a model of 0.3
+        tokens = tokens or options.slots * (context + ROOM)  # left alone it takes 14 GB for a model of 0.3
         flags["sleep-on-idle"] = True  # else its scheduler spins on a core
     if tokens:
         flags["max-total-tokens"] = tokens
@@ -183,6 +187,7 @@ async def _started(
     fleet = Fleet(
         replicas,
         context=context,
+        vocabulary=directory_facts(Path(model_dir)).vocab,
         stage=staging,
         initial=initial(model_dir),
         completed=Stops(model_dir).end,

@@ -36,3 +36,23 @@ def step(
     fields = {"advantages": np.array(advantages), "logprobs": np.array(logprobs)}
     metrics = learner.step(TrainRows(tokens, leaf_offsets, response_mask, fields), loss)
     return Trained(learner.weights(), metrics)
+
+
+class Rescored(NamedTuple):
+    """rescored: f32[token], log-probabilities under the learner's present weights; 0 off the response."""
+
+    rescored: Float32[Array, "token"]
+
+
+@effect(uses=Learner, owner="trainer", lifetime="version")
+def rescore(
+    tokens: Int32[Array, "token"],
+    leaf_offsets: Int64[Array, "leaf+1"],
+    response_mask: Annotated[Bool[Array, "token"], Mask()],
+    *,
+    learner: Learner,
+) -> Rescored:
+    """Score a batch with the weights that the learner has now. Read its columns from `train`, so that it fires after
+    the step; while rollout and training overlap the learner may be a step further on by then.
+    """
+    return Rescored(learner.logprobs(TrainRows(tokens, leaf_offsets, response_mask, {})))

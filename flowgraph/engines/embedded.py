@@ -33,7 +33,14 @@ class Embedded:
         pass
 
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        drawn: int,
+        rid: str,
+        recorded: int = 0,
     ) -> Generation:
         return await self.engine.generate(prompt, sampling, key=key, drawn=drawn, rid=rid)
 
@@ -58,6 +65,10 @@ class Embedded:
 
     async def proceed(self) -> None:
         self.engine.proceed()
+
+    @property
+    def heard(self) -> EngineLoad:
+        return self.engine.load()
 
     async def load(self) -> EngineLoad:
         return self.engine.load()
@@ -88,6 +99,7 @@ async def embedded_fleet(
     fleet = Fleet(
         [Embedded(engine)],
         context=context,
+        vocabulary=engine.vocabulary,
         stage=stage,
         initial={},
         completed=Stops(model_dir).end,

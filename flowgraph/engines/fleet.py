@@ -32,6 +32,7 @@ from flowgraph.engines.protocol import (
     Synced,
     nothing,
 )
+from flowgraph.engines.served.side import joined as joined_side
 from flowgraph.engines.sync import Brought, Entry, Journal, ReplicaError, Sync, bring
 from flowgraph.errors import EngineFailed
 
@@ -43,13 +44,12 @@ TRIES = 5  # times that a request is sent before its engine is said to fail
 
 
 class Member:
-    """A replica in the fleet: where it is in a sync, the requests that it has, and what it last said of its load."""
+    """A replica in the fleet: where it is in a sync, and the requests that it has."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.sync = Sync()
         self.requests: set[str] = set()
-        self.load = EngineLoad(0, 0, 0)
         self.heard = (0.0, 0.0)  # what it had computed, and when that was heard
         self.bringing: asyncio.Task[Brought] | None = None
         self.failure = ""
@@ -78,7 +78,8 @@ class Fleet:
         the next call, so that a replica that is replaced later gets them too
     initial: the same for version 0, the model's own files
     context: most tokens of a prompt and its response
-    completed: whether a response holds a stop string, and where it ends; for one that spans segments
+    vocabulary: tokens of the model; None: whatever id is in a prompt is sent
+    completed: whether a response holds a stop string, and where it ends
     patience: seconds that a request may wait for a replica, and that a replica may take to be brought back
     close: frees what stage keeps
     slack: how many more requests the replica that has a prompt cached may have than the least loaded one
@@ -89,6 +90,7 @@ class Fleet:
         replicas: Sequence[Replica],
         *,
         context: int,
+        vocabulary: int | None = None,
         stage: Callable[[Mapping[str, Any], int], Any],
         initial: Any,
         completed: Callable[[Sequence[int], tuple[str, ...]], int | None],
@@ -101,7 +103,7 @@ class Fleet:
         self._close = close
         self.members = [Member(replica) for replica in replicas]
         self._context, self._stage, self._staged = context, stage, initial
-        self._completed, self._journal = completed, journal
+        self._completed, self._journal, self._vocabulary = completed, journal, vocabulary
         self._patience, self._slack = patience, slack
         self._version = self._target = 0
         self._requests: dict[str, _Request] = {}
@@ -129,7 +131,7 @@ class Fleet:
                 member.sync, member.heard = Sync("serving", 0), (0.0, _now())
             else:
                 await self._bring(member, "abort", until)
-            member.load = await member.replica.load()
+            await member.replica.load()
 
         try:
             problems = await asyncio.gather(*map(one, self.members), return_exceptions=True)
@@ -152,9 +154,9 @@ class Fleet:
         self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str
     ) -> Generation:
         """Raises ValueError also for a rid in use, and for what the replica refuses of the request."""
-        prompt = np.asarray(prompt)
-        if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
-            raise ValueError(f"{rid}: a prompt is a non-empty row of ids, not {prompt.dtype} {prompt.shape}")
+        prompt = self._ids(rid, prompt)
+        if not 0 <= key < 1 << 64:
+            raise ValueError(f"{rid}: a key has 64 bits and no sign, unlike {key}")
         if rid in self._requests:
             raise ValueError(f"{rid}: a request of this name is under way")
         room = self._context - len(prompt)
@@ -163,12 +165,26 @@ class Fleet:
         clamped = _with_budget(sampling, min(room, sampling.max_new_tokens))
         request = self._requests[rid] = _Request(self._target)
         try:
-            out = await self._whole(request, prompt.astype(np.int32), clamped, key, rid)
+            out = await self._whole(request, prompt, clamped, key, rid)
         finally:
             del self._requests[rid]
         if out.finish_reason == "length" and len(out.ids) < sampling.max_new_tokens:
             return _ended(out, "context")
         return out
+
+    def _ids(self, said: str, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """i32[n], as given; ValueError for what is no row of tokens. SGLang 0.5.23 ends by an id below 0, and makes up
+        an embedding for one that is too large.
+        """
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise ValueError(f"{said}: a prompt is a non-empty row of ids, not {ids.dtype} {ids.shape}")
+        if self._vocabulary is not None:
+            wrong = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
+            if len(wrong):
+                text = f"{said}: the prompt holds {ids[wrong[0]]} at position {wrong[0]}"
+                raise ValueError(f"{text}, outside the vocabulary of {self._vocabulary}")
+        return ids.astype(np.int32)
 
     async def _whole(
         self, request: _Request, prompt: npt.NDArray[np.int32], sampling: Sampling, key: int, rid: str
@@ -192,6 +208,7 @@ class Fleet:
                         key=key,
                         drawn=len(have.ids),
                         rid=name,
+                        recorded=min((one.start for one in have.side.values()), default=0),
                     ),
                 )
                 if len(segment.ids) and segment.versions.min() < request.oldest:
@@ -210,8 +227,10 @@ class Fleet:
             finally:
                 request.at = None
                 member.requests.discard(name)
-            request.so_far = joined(have, segment)
-            if len(have.ids) and sampling.stop:  # a stop string may have begun in an earlier segment
+            request.so_far = joined(have, segment, rid)
+            # A stop string may have begun in an earlier segment. And SGLang looks back as many tokens as its tokenizer
+            # makes of the string: it misses one that the model spelled in more.
+            if sampling.stop:
                 end = self._completed(request.so_far.ids.tolist(), sampling.stop)
                 if end is not None:
                     return _cut(request.so_far, end)
@@ -262,6 +281,9 @@ class Fleet:
         return True
 
     async def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        tokens = self._ids("log-probabilities", tokens)
+        if len(tokens) > self._context:
+            raise ValueError(f"log-probabilities: {len(tokens)} tokens exceed the context of {self._context}")
         request = _Request(self._target)
         for _ in range(TRIES):
             member = await self._choose(tokens, request)
@@ -269,7 +291,7 @@ class Fleet:
             name = uuid.uuid4().hex
             member.requests.add(name)
             try:
-                return await _unless(member.given_up, member.replica.logprobs(np.asarray(tokens)))
+                return await _unless(member.given_up, member.replica.logprobs(tokens))
             except ReplicaError as error:
                 self._lost(member, error, "")
                 failed = error
@@ -430,7 +452,7 @@ class Fleet:
     # --- health -----------------------------------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
-        return total(m.load for m in self.members if m.sync.state != "out")
+        return total(m.replica.heard for m in self.members if m.sync.state != "out")
 
     async def look(self, hung: float) -> None:
         """Ask every replica for its load once. One that ended, or that has computed nothing for `hung` seconds while it
@@ -444,7 +466,7 @@ class Fleet:
             try:
                 if not member.replica.alive():
                     raise ReplicaError("its process ended")
-                member.load = await member.replica.load()
+                await member.replica.load()
             except ReplicaError as error:
                 if not member.replica.alive():
                     self._lost(member, error, "")
@@ -546,17 +568,21 @@ def total(loads: Iterable[EngineLoad]) -> EngineLoad:
 # --- segments --------------------------------------------------------------------------------------------------
 
 
-def joined(first: Generation, second: Generation) -> Generation:
+def joined(first: Generation, second: Generation, rid: str) -> Generation:
     """Two segments of one response; what ended the second ends both."""
     if not len(first.ids):
         return second
+    side = {
+        name: joined_side(one, second.side[name], rid=rid) if name in second.side else one
+        for name, one in first.side.items()
+    }
     return Generation(
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.logprobs, second.logprobs]),
         np.concatenate([first.versions, second.versions]),
         second.finish_reason,
         first.retractions + second.retractions,
-        second.side,
+        side,
     )
 
 

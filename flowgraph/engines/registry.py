@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from flowgraph.engines.fleet import Fleet
     from flowgraph.engines.sync import Journal
 
-Transport = Literal["disk", "tensor", "distributed", "delta"]
+# How weights get into a server: a file that it reads by path; descriptors of shared memory; a broadcast; what changed.
+Push = Literal["disk", "tensor", "distributed", "delta"]
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 
@@ -21,14 +23,20 @@ class TransformersOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field=
     """The embedded engine. slots: requests decoded at once, a fixed number, because bits depend on it.
 
     processes: servers that it runs in; 0 for the owner's own process
-    weights: how they get into a server (disk or delta)
+    weights: how they get into a server; by default from disk
     """
 
     model: str
     slots: Positive = 64
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     processes: Count = 0
-    weights: Literal["disk", "delta"] = "disk"
+    weights: Literal["disk", "delta"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights and not self.processes:
+            raise ValueError(
+                "weights: an engine in its owner's process copies them where they are; set processes"
+            )
 
 
 class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="sglang"):
@@ -37,7 +45,7 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
     slots: requests decoded at once by each server; processes: servers; tp, dp: tensor and data parallel ranks of each
     python: the interpreter of the environment that has SGLang; else ours
     kv_tokens: of each server's KV cache; on a CPU all slots with a full context, on a GPU what SGLang finds free
-    weights: how they get into a server
+    weights: how they get into a server; by default from disk where it is launched here, else by a broadcast
     flags: any option of the server by its name, such as {mem-fraction-static: 0.7}; true for one without a value
     """
 
@@ -51,7 +59,7 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
     python: str | None = None
     urls: tuple[str, ...] = ()
     kv_tokens: Positive | None = None
-    weights: Transport = "disk"
+    weights: Push | None = None
     flags: dict[str, bool | int | float | str] = {}
 
     def __post_init__(self) -> None:
@@ -61,6 +69,17 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
         if self.urls and (self.python or self.flags):
             given = "python" if self.python else "flags"
             raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        way = push(self)
+        if self.dp > 1 and way != "disk":
+            raise ValueError(f"weights: {way} goes to servers of dp 1; use processes, or weights: disk")
+        if self.urls and way == "delta":
+            raise ValueError("weights: delta needs a loader of ours in the server; those at urls have none")
+        for url in self.urls:
+            if way != "distributed" and not _here(url):
+                raise ValueError(
+                    f"weights: {way} goes through memory of this host, and {url} is another; take weights: "
+                    "distributed, or write 127.0.0.1 if it is this one"
+                )
         if self.device == "cpu" and self.tp > 1:
             raise ValueError("tp: this CPU setting serves with one rank; use processes for more servers")
 
@@ -70,10 +89,27 @@ ENGINES: dict[str, type[EngineOptions]] = {"transformers": TransformersOptions, 
 
 
 def servers(options: EngineOptions) -> int:
-    """Server processes of an engine that hold a copy of the model each; 0 when it is in its owner's process."""
+    """Servers that weights are pushed to; 0 when the engine is in its owner's process."""
     if isinstance(options, SglangOptions):
-        return 0 if options.urls else options.processes
+        return len(options.urls) or options.processes
     return options.processes
+
+
+def launched(options: EngineOptions) -> int:
+    """Servers that run here, and hold their copy of the model on this machine."""
+    return 0 if isinstance(options, SglangOptions) and options.urls else servers(options)
+
+
+def push(options: EngineOptions) -> Push | None:
+    """How weights get into an engine's servers; None for one in its owner's process."""
+    if not servers(options):
+        return None
+    far = isinstance(options, SglangOptions) and any(not _here(url) for url in options.urls)
+    return options.weights or ("distributed" if far else "disk")
+
+
+def _here(url: str) -> bool:
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 async def start_engine(

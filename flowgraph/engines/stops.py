@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,10 +48,10 @@ class Stops:
         self._tokenizer = self._tokenizer or tokenizer_of(self._model_dir)
         if self._tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer.json in {self._model_dir}")
-        watch = StopStrings(self._tokenizer, stops)
-        so_far: list[int] = []
-        for token in ids:
-            so_far.append(token)
-            if watch.completed(so_far):
-                return len(so_far)
-        return None
+        decode = self._tokenizer.decode
+
+        def holds(length: int) -> bool:
+            text = decode(ids[:length], skip_special_tokens=False)
+            return any(stop in text for stop in stops)
+
+        return bisect_left(range(len(ids)), True, key=holds) if holds(len(ids)) else None

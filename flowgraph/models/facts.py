@@ -137,10 +137,15 @@ def _numbers(config: dict[str, Any], said: str, needed: Collection[str] = _NEEDE
     return values
 
 
+def layers_with_experts(names: Iterable[str]) -> tuple[int, ...]:
+    """The numbers of the layers that have experts, by the names of a model's tensors; none of a dense model."""
+    found = (re.search(r"\.layers\.(\d+)\..*\bexperts\b", name) for name in names)
+    return tuple(sorted({int(match[1]) for match in found if match}))
+
+
 def _moe_layers(names: Iterable[str]) -> int | None:
-    """Layers with experts, by the names of a model's tensors; None when it has none."""
-    found = {match[1] for name in names if (match := re.search(r"\.layers\.(\d+)\..*\bexperts\b", name))}
-    return len(found) or None
+    """How many layers have experts; None when it has none."""
+    return len(layers_with_experts(names)) or None
 
 
 def _get(config: dict[str, Any], key: str) -> Any:

@@ -11,12 +11,14 @@ from typing import Literal
 
 import msgspec
 
+from flowgraph.engines.registry import SglangOptions, launched, servers
 from flowgraph.models import ModelFacts, facts
 from flowgraph.plan.plan import Owner, Plan
 from flowgraph.spec.types import dtype_of
 
 HeldKind = Literal[
     "engine weights",
+    "staged weights",
     "KV cache",
     "cached prefixes",
     "learner weights",
@@ -46,12 +48,27 @@ def held(plan: Plan, owner: Owner) -> Iterator[Held]:
 
 
 def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:
-    assert owner.engine is not None
-    size, slots = dtype_of(owner.engine.dtype).itemsize, owner.engine.slots
-    prompt = plan.dims["prompt"].max if "prompt" in plan.dims else 0
-    yield "engine weights", model.parameters * size
-    yield "KV cache", slots * _columns(model, owner.context, size) * _column(model, size)
-    yield "cached prefixes", slots * (prompt * _column(model, size) + model.vocab * size)
+    """In its process and in its servers here. SGLang's cache on a GPU takes what is free there: at least a full context
+    for every slot is what serves them all.
+    """
+    options = owner.engine
+    assert options is not None
+    size, slots = dtype_of(options.dtype).itemsize, options.slots
+    copies = launched(options) if servers(options) else 1
+    if isinstance(options, SglangOptions):
+        copies *= options.dp
+        tokens = options.kv_tokens or slots * owner.context
+    else:
+        tokens = slots * _columns(model, owner.context, size)
+    if copies:
+        yield "engine weights", copies * model.parameters * size
+    if servers(options):
+        yield "staged weights", model.parameters * size
+    if copies:
+        yield "KV cache", copies * tokens * _column(model, size)
+    if copies and not isinstance(options, SglangOptions):  # SGLang keeps prefixes in the cache itself
+        prompt = plan.dims["prompt"].max if "prompt" in plan.dims else 0
+        yield "cached prefixes", copies * slots * (prompt * _column(model, size) + model.vocab * size)
 
 
 def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:

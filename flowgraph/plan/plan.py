@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from flowgraph.engines.registry import EngineOptions
+from flowgraph.engines.registry import EngineOptions, Push
 from flowgraph.learners.registry import LearnerOptions
 from flowgraph.spec.budgets import BudgetDecl
 from flowgraph.spec.dims import Size
 from flowgraph.spec.form import RunDecl
 from flowgraph.spec.forms import Form, Prefix, Promise
 from flowgraph.spec.types import Lifetime, RowKind, Transport
+from flowgraph.spec.units import counted
 
 # How the values of many rows become one value for a reader on later rows:
 #   same    the reader works on the writer's own rows: the value as it is
@@ -218,8 +219,26 @@ class SeamField(msgspec.Struct, frozen=True):
     split: tuple[tuple[str, int], ...] = ()
 
 
+class Pushed(msgspec.Struct, frozen=True):
+    """How weights that a hop read go on into its engine's servers. Bytes a step, to all of them together."""
+
+    by: Push
+    servers: int
+    mean_bytes: float
+    max_bytes: int
+
+    @property
+    def text(self) -> str:
+        """`then disk to 2 servers`"""
+        how = {"tensor": "shared tensors", "distributed": "broadcast"}.get(self.by, self.by)
+        return f"then {how} to {counted(self.servers, 'server')}"
+
+
 class Seam(msgspec.Struct, frozen=True):
-    """The edge from a hop to a reader. transport: how its bytes cross; rows and values cross as control messages."""
+    """The edge from a hop to a reader. transport: how its bytes cross; rows and values cross as control messages.
+
+    pushed: what becomes of weights behind the reader; None where they are read where they are
+    """
 
     source: str
     reader: str
@@ -230,6 +249,12 @@ class Seam(msgspec.Struct, frozen=True):
     delay: int = 0
     max_lag: int | None = None
     every: int = 1
+    pushed: Pushed | None = None
+
+    @property
+    def crossing(self) -> str:
+        """How its bytes cross, to their end."""
+        return f"{self.transport}, {self.pushed.text}" if self.pushed else self.transport
 
     @property
     def mean_bytes(self) -> float:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from flowgraph.ir.graph import Binding, Graph
+from flowgraph.engines.registry import push, servers
+from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.ranks import share
 from flowgraph.passes.sizes import WHICH, rows_per_step
-from flowgraph.plan.plan import Hop, Read, Seam, SeamField
+from flowgraph.plan.plan import Hop, Pushed, Read, Seam, SeamField
 from flowgraph.plan.taken import takes
 from flowgraph.spec.types import LIFETIMES, Transport
 
@@ -57,7 +58,21 @@ def seams(graph: Graph, hops: Mapping[str, Hop]) -> Iterator[Seam]:
                 delay=max(b.decl.delay for b in bindings),
                 max_lag=next((b.decl.max_lag for b in bindings if b.decl.max_lag is not None), None),
                 every=max(b.decl.every for b in bindings),
+                pushed=_pushed(graph, node, bindings, fields),
             )
+
+
+def _pushed(
+    graph: Graph, node: Node, bindings: list[Binding], fields: tuple[SeamField, ...]
+) -> Pushed | None:
+    """Weights go on into every server of the engine. Of a delta only the bound is known before it is made."""
+    engine = graph.owners[node.owner].engine if node.spec.facts.uses == "engine" else None
+    weights = {b.port.name for b in bindings if b.port.kind == "tensors"}
+    by = push(engine) if engine and weights else None
+    if engine is None or by is None:
+        return None
+    read, count = [f for f in fields if f.port in weights], servers(engine)
+    return Pushed(by, count, count * sum(f.mean_bytes for f in read), count * sum(f.max_bytes for f in read))
 
 
 def _transport(hops: Mapping[str, Hop], hop: Hop, bindings: list[Binding]) -> Transport:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flowgraph.engines.registry import ENGINES, EngineOptions, servers
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Read, Seam
 from flowgraph.spec.forms import Bits, PerRow, Prefix
 from flowgraph.spec.units import counted, size_text
@@ -30,7 +31,7 @@ def _owner(owner: Owner) -> str:
     threads = (
         str(owner.threads) if owner.threads else "all cores" if owner.share == 1 else f"cores / {owner.share}"
     )
-    holds = [f"engine {owner.engine.model}"] if owner.engine else []
+    holds = [_engine(owner.engine)] if owner.engine else []
     holds += [f"learner {owner.learner.model}"] if owner.learner else []
     holds += [f"tokenizer {owner.tokenizer}"] if owner.tokenizer else []
     parts = [
@@ -40,6 +41,13 @@ def _owner(owner: Owner) -> str:
         *holds,
     ]
     return f"owner {owner.name}: {'; '.join(parts)}"
+
+
+def _engine(options: EngineOptions) -> str:
+    """`engine smollm2-135m`, and for one in servers of its own what they are: `… in 2 sglang servers`."""
+    count = servers(options)
+    name = next(name for name, kind in ENGINES.items() if isinstance(options, kind))
+    return f"engine {options.model}" + (f" in {counted(count, f'{name} server')}" if count else "")
 
 
 def _hop(hop: Hop) -> Iterator[str]:
@@ -99,5 +107,5 @@ def _seam(seam: Seam) -> str:
     facts = [f"delay {seam.delay}"] if seam.delay else []
     facts += [f"max_lag {seam.max_lag}"] if seam.max_lag is not None else []
     facts += [f"every {seam.every}"] if seam.every > 1 else []
-    how = "; ".join([size, seam.transport, f"until {seam.lifetime}", *facts])
+    how = "; ".join([size, seam.crossing, f"until {seam.lifetime}", *facts])
     return f"  {seam.source} → {seam.reader}: {how}: {ports}"

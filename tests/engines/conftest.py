@@ -1,46 +1,20 @@
-"""A tiny random Llama on disk, with a byte-level tokenizer: no network, no time."""
+"""Models that engines serve, and engines that serve them."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from running import SLOTS, Running
+from served_model import ServedModel
+from tiny_model import SIZES, save_model
+from transformers import LlamaConfig
 
-VOCABULARY = 260
-
-
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,  # large enough that its tokens aren't a coin toss
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
-
-def save_model(where: Path, config: PreTrainedConfig) -> Path:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(where)
-    alphabet = {symbol: at for at, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    others = {f"<{at}>": at for at in range(256, VOCABULARY)}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet | others, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(where / "tokenizer.json"))
-    return where
+from flowgraph.engines.registry import EngineOptions, SglangOptions, TransformersOptions
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +41,33 @@ def tiny_with_eos(tiny: Path, tmp_path: Path) -> Callable[[int | list[int]], Pat
         return where
 
     return make
+
+
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return ServedModel(tmp_path_factory.mktemp("served"))
+
+
+SGLANG = "FLOWGRAPH_SGLANG_PYTHON"
+
+
+@pytest.fixture(
+    scope="session",
+    params=["embedded", "one server", "two servers", pytest.param("sglang", marks=pytest.mark.sglang)],
+)
+def running(
+    request: pytest.FixtureRequest, served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """Each engine in turn, started once for all its tests."""
+    model, python = str(served_model.directory), os.environ.get(SGLANG)
+    options: EngineOptions
+    if request.param == "sglang":
+        if not python:
+            pytest.skip(f"{SGLANG} doesn't name an interpreter that has SGLang")
+        options = SglangOptions(model, slots=SLOTS, dtype="float32", device="cpu", python=python)
+    else:
+        processes = ["embedded", "one server", "two servers"].index(request.param)
+        options = TransformersOptions(model, slots=SLOTS, dtype="float32", processes=processes)
+    running = Running(request.param, options, served_model, tmp_path_factory.mktemp("logs"))
+    yield running
+    running.close()

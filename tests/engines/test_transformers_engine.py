@@ -24,7 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from flowgraph.engines.protocol import Engine, EngineLoad, Generation, Sampling
+from flowgraph.engines.protocol import Generation, Sampling
 from flowgraph.engines.sampling import uniform
 from flowgraph.engines.transformers import TransformersEngine
 
@@ -55,15 +55,15 @@ class Ask:
         self.sampling = Sampling(max_new_tokens=new, temperature=temperature, **more)
         self.key = key
 
-    def of(self, engine: Engine, rid: str = "r") -> Coroutine[Any, Any, Generation]:
+    def of(self, engine: TransformersEngine, rid: str = "r") -> Coroutine[Any, Any, Generation]:
         return engine.generate(self.prompt, self.sampling, key=self.key, rid=rid)
 
 
-def alone(engine: Engine, ask: Ask) -> Generation:
+def alone(engine: TransformersEngine, ask: Ask) -> Generation:
     return asyncio.run(ask.of(engine))
 
 
-def together(engine: Engine, asks: list[Ask]) -> list[Generation]:
+def together(engine: TransformersEngine, asks: list[Ask]) -> list[Generation]:
     async def main() -> list[Generation]:
         return await asyncio.gather(*(ask.of(engine, f"r{i}") for i, ask in enumerate(asks)))
 
@@ -76,7 +76,7 @@ def same_bits(one: Generation, other: Generation) -> None:
     assert (one.finish_reason, one.versions.tolist()) == (other.finish_reason, other.versions.tolist())
 
 
-def is_idle(engine: Engine) -> bool:
+def is_idle(engine: TransformersEngine) -> bool:
     load = engine.load()
     return (load.running, load.waiting) == (0, 0)
 
@@ -271,7 +271,8 @@ def test_more_requests_than_slots_are_served_in_order(engine: TransformersEngine
 
         tasks = [asyncio.create_task(ask(f"r{i}")) for i in range(11)]
         await until(lambda: engine.load().running == SLOTS)
-        assert engine.load() == EngineLoad(running=SLOTS, waiting=11 - SLOTS, slots=SLOTS)
+        load = engine.load()
+        assert (load.running, load.waiting, load.slots) == (SLOTS, 11 - SLOTS, SLOTS)
         await asyncio.gather(*tasks)
         return order
 
@@ -458,16 +459,17 @@ def test_nothing_is_computed_while_paused(tiny: Path) -> None:
     async def main() -> None:
         task = asyncio.create_task(Ask([5], 12).of(engine))
         await until(lambda: len(passes) == 4)
-        await engine.pause()
-        await engine.pause()
+        engine.pause("in_place")
+        engine.pause("in_place")
         before = len(passes)
         late = asyncio.create_task(Ask([6], 2).of(engine, "late"))
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(passes) == before
-        assert engine.load() == EngineLoad(running=1, waiting=1, slots=SLOTS)
-        await engine.resume()
-        await engine.resume()
+        load = engine.load()
+        assert (load.running, load.waiting, load.slots) == (1, 1, SLOTS)
+        engine.proceed()
+        engine.proceed()
         same_bits(await task, unpaused)
         assert len((await late).ids) == 2
 
@@ -476,12 +478,12 @@ def test_nothing_is_computed_while_paused(tiny: Path) -> None:
 
 def test_an_abort_is_served_while_paused(engine: TransformersEngine) -> None:
     async def main() -> None:
-        await engine.pause()
+        engine.pause("in_place")
         task = asyncio.create_task(Ask([5], 12).of(engine))
         await until(lambda: engine.load().waiting == 1)
         assert engine.abort("r")
         assert (await task).finish_reason == "abort"
-        await engine.resume()
+        engine.proceed()
 
     asyncio.run(main())
 
@@ -512,9 +514,9 @@ def test_a_failure_reaches_every_caller_and_frees_every_slot(tiny: Path, where_i
 
 def test_logits_that_are_not_finite_are_an_error(tiny: Path) -> None:
     engine = engine_of(tiny)
-    asyncio.run(engine.pause())
+    engine.pause("in_place")
     engine.update_weights({name: tensor * torch.nan for name, tensor in weights_of(tiny).items()}, 3)
-    asyncio.run(engine.resume())
+    engine.proceed()
     with pytest.raises(FloatingPointError, match="r: the logits of version 3 are not finite"):
         alone(engine, SUBJECT)
 
@@ -530,10 +532,9 @@ def test_close_ends_everything_and_may_be_repeated(tiny: Path) -> None:
         assert [(await task).finish_reason for task in tasks] == ["abort"] * (SLOTS + 1)
         with pytest.raises(RuntimeError, match="closed"):
             await SUBJECT.of(engine)
-        await engine.pause()
+        engine.pause("in_place")
         with pytest.raises(RuntimeError, match="closed"):
             engine.update_weights({}, 1)
-        await engine.resume()
         assert not engine.abort("r1")
 
     asyncio.run(main())
@@ -558,11 +559,11 @@ def test_versions_tell_the_weights_of_each_token(tiny: Path) -> None:
         crossing = asyncio.create_task(Ask([5, 6], 12).of(engine, "crossing"))
         await until(lambda: engine.load().running == 1)
         await asyncio.sleep(0)
-        await engine.pause()
+        engine.pause("in_place")
         engine.update_weights(changed, 7)
         assert engine.version == 7
         fresh = asyncio.create_task(Ask([5, 6], 12).of(engine, "fresh"))
-        await engine.resume()
+        engine.proceed()
         return await crossing, await fresh
 
     crossing, fresh = asyncio.run(main())
@@ -573,9 +574,9 @@ def test_versions_tell_the_weights_of_each_token(tiny: Path) -> None:
     assert crossing.logprobs[cut] != old.logprobs[cut]
     # The prefix of version 0 is gone, and the new weights are those of an engine that started with them.
     other = engine_of(tiny)
-    asyncio.run(other.pause())
+    other.pause("in_place")
     other.update_weights(changed, 7)
-    asyncio.run(other.resume())
+    other.proceed()
     same_bits(fresh, alone(other, Ask([5, 6], 12)))
     assert fresh.logprobs[0] != old.logprobs[0]
 
@@ -605,11 +606,11 @@ def test_wrong_weights_are_refused_and_change_nothing(
 ) -> None:
     engine = engine_of(tiny)
     before = alone(engine, SUBJECT)
-    asyncio.run(engine.pause())
+    engine.pause("in_place")
     with pytest.raises(ValueError, match=message):
         engine.update_weights(change(weights_of(tiny, scale=0.5)), 1)
     assert engine.version == 0
-    asyncio.run(engine.resume())
+    engine.proceed()
     engine._prefixes.clear()
     same_bits(alone(engine, SUBJECT), before)
 
@@ -620,9 +621,9 @@ def test_a_tied_head_may_be_named_either_way(tiny: Path) -> None:
     results = []
     for weights in (changed, changed | head, without(changed, EMBED) | head):
         engine = engine_of(tiny)
-        asyncio.run(engine.pause())
+        engine.pause("in_place")
         engine.update_weights(weights, 1)
-        asyncio.run(engine.resume())
+        engine.proceed()
         results.append(alone(engine, SUBJECT))
     same_bits(results[0], results[1])
     same_bits(results[0], results[2])
@@ -632,7 +633,7 @@ def test_weights_change_only_while_paused(tiny: Path) -> None:
     engine = engine_of(tiny)
     with pytest.raises(RuntimeError, match="paused"):
         engine.update_weights(weights_of(tiny), 1)
-    asyncio.run(engine.pause())
+    engine.pause("in_place")
     for version in (-1, 1 << 31):
         with pytest.raises(ValueError, match="version"):
             engine.update_weights(weights_of(tiny), version)

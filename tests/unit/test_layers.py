@@ -10,11 +10,13 @@ from pathlib import Path
 import flowgraph
 
 ROOT = Path(__file__).parents[2]
-# The heavy implementations, imported where a worker is started; nothing else has torch at its top.
+# The heavy implementations, and what imports them, where a worker is started; nothing else has torch at its top.
 HEAVY = {
     f"flowgraph.engines.{name}"
     for name in (
-        *("transformers", "slots", "sampling", "memory", "served.staging", "served.verify"),
+        *("transformers", "slots", "sampling", "memory", "embedded"),
+        *("served.staging", "served.verify", "served.transports", "served.launch", "served.serve"),
+        *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}

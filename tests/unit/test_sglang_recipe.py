@@ -251,6 +251,7 @@ def test_one_range_is_stated() -> None:
     assert f"--no-deps sglang=={TESTED} torchvision=={TORCHVISION}" in readme
     plugin = tomllib.loads((RECIPE / "pyproject.toml").read_text())["project"]
     assert plugin["entry-points"]["sglang.srt.platforms"] == {"flowgraph_cpu": f"{PLUGIN}:activate"}
+    assert plugin["entry-points"]["sglang.srt.plugins"] == {"flowgraph_cpu": f"{PLUGIN}:experts"}
     assert plugin["name"].replace("-", "_") == PLUGIN
     assert (RECIPE / f"{PLUGIN}.py").exists()
 
@@ -278,12 +279,31 @@ def test_the_plugin_stands_in_for_kernels_and_schemas() -> None:
     )
 
 
+ROUTED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, flowgraph_sglang_cpu as plugin
+logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]])
+weights, ids = torch.empty(2, 2), torch.empty(2, 2, dtype=torch.int32)
+for renormalize in (False, True):
+    plugin._topk_softmax(weights, ids, logits, renormalize)
+    share = logits.softmax(dim=-1).gather(1, ids.long())
+    torch.testing.assert_close(weights, share / share.sum(dim=-1, keepdim=True) if renormalize else share)
+print(ids[0].tolist(), ids[1, 0].item())
+"""
+
+
+def test_the_plugin_routes_as_the_kernel_of_that_name_does() -> None:
+    run = _plugged(CPU_SWITCH, "1", ROUTED)
+    assert run.stdout == "[1, 2] 0\n", run.stderr
+
+
 def test_the_plugin_does_nothing_without_the_switch() -> None:
     assert "No module named 'sgl_kernel'" in _plugged(CPU_SWITCH, "0").stderr
 
 
-def _plugged(name: str, value: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", "-c", PLUGGED, str(RECIPE)]
+def _plugged(name: str, value: str, code: str = PLUGGED) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-c", code, str(RECIPE)]
     return subprocess.run(
         command, env=os.environ | {name: value}, capture_output=True, text=True, timeout=120
     )

@@ -12,7 +12,7 @@ from flowgraph.engines.sync import ReplicaError
 
 # Shorter than a server's own (uvicorn: 5 s), so that we never send on a connection which it is about to close.
 KEEP_ALIVE = 3.0
-HEADERS = {"content-type": "application/json"}
+JSON, BYTES = "application/json", "application/octet-stream"
 
 
 class Refused(ReplicaError):
@@ -38,6 +38,8 @@ class Client:
     async def ask(self, path: str, body: Any = None, *, seconds: float, form: Any = Any) -> Any:
         """The answer to GET, or to POST when there is a body, read as JSON of this form (None: not read).
 
+        A body of bytes is sent as it is, any other as JSON.
+
         Raises Refused for any status but 200 and an answer of another form, Cut when no whole answer came in `seconds`.
         """
         if self._closed:
@@ -48,9 +50,11 @@ class Client:
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10.0))
         try:
-            data = None if body is None else msgspec.json.encode(body)
+            plain = isinstance(body, bytes | bytearray)
+            data = body if plain or body is None else msgspec.json.encode(body)
+            headers = {"content-type": BYTES if plain else JSON}
             async with self._session.request(
-                method, self.url + path, data=data, headers=HEADERS, timeout=timeout
+                method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as reply:
                 raw = await reply.read()
         except TimeoutError as error:

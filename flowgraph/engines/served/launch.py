@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flowgraph.engines.fleet import Fleet
-from flowgraph.engines.registry import SglangOptions, TransformersOptions
+from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
+from flowgraph.engines.served.deltas import LOADER
 from flowgraph.engines.served.process import ServerProcess, interpreter
-from flowgraph.engines.served.replica import Carrier, HttpReplica
+from flowgraph.engines.served.replica import HttpReplica
+from flowgraph.engines.served.side import channels
 from flowgraph.engines.served.staging import Staging, initial
 from flowgraph.engines.served.transports import carrier
 from flowgraph.engines.served.verify import Checksums, same_version
@@ -19,10 +21,14 @@ from flowgraph.engines.sglang_recipe import missing, server_environment
 from flowgraph.engines.stops import Stops
 from flowgraph.engines.sync import Journal
 from flowgraph.errors import EngineFailed
+from flowgraph.models.facts import directory_facts
 
+# We never ask for more than the model's context; by that name the server takes one that is longer by ROOM.
+LONGER = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is on this machine already
 LOOK = 2.0  # seconds between two looks at a server's load
 HUNG = 300.0  # seconds without progress after which one is lost
+ROOM = 8  # tokens by which SGLang wants a context to be longer than what it is asked to fill
 
 
 async def transformers_fleet(
@@ -54,7 +60,7 @@ async def transformers_fleet(
     replicas = [
         HttpReplica(
             f"server {at}",
-            carrier(options.weights, 1),
+            carrier(options),
             process=ServerProcess(
                 sys.executable, arguments, variables=variables, log=_log(logs, "transformers", at)
             ),
@@ -81,11 +87,13 @@ async def sglang_fleet(
     verify: Any = Checksums() if options.device == "cpu" and ranks == 1 else same_version
     saver = bool(options.flags.get("enable-memory-saver"))
 
-    def carry() -> Carrier:
-        return carrier(options.weights, options.tp)
+    recordable = channels(directory_facts(Path(model_dir)))
 
     if options.urls:
-        replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]
+        replicas = [
+            HttpReplica(url, carrier(options), url=url, verify=verify, channels=recordable)
+            for url in options.urls
+        ]
         return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
     python = interpreter(options.python)
     if lacks := missing(python, options.device):
@@ -97,15 +105,16 @@ async def sglang_fleet(
     replicas = [
         HttpReplica(
             f"server {at}",
-            carry(),
+            carrier(options),
             process=ServerProcess(
                 python,
                 sglang_arguments(options, model_dir, context),
-                variables=server_environment(options.device) | OFFLINE | {"OMP_NUM_THREADS": str(each)},
+                variables=_environment(options) | OFFLINE | LONGER | {"OMP_NUM_THREADS": str(each)},
                 log=_log(logs, "sglang", at),
             ),
             saver=saver,
             verify=verify,
+            channels=recordable,
         )
         for at in range(options.processes)
     ]
@@ -120,6 +129,7 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         "dtype": options.dtype,
         "device": options.device,
         "max-running-requests": options.slots,
+        "context-length": context + ROOM,
         "weight-version": 0,
         "skip-server-warmup": True,
         "log-level": "warning",
@@ -130,10 +140,12 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         flags["dp-size"] = options.dp
     tokens = options.kv_tokens
     if options.device == "cpu":
-        tokens = tokens or options.slots * context  # left alone it takes 14 GB for a model of 0.3
+        tokens = tokens or options.slots * (context + ROOM)  # left alone it takes 14 GB for a model of 0.3
         flags["sleep-on-idle"] = True  # else its scheduler spins on a core
     if tokens:
         flags["max-total-tokens"] = tokens
+    if push(options) == "delta":
+        flags["custom-weight-loader"] = LOADER
     flags |= options.flags
 
     def arguments(port: int) -> list[str]:
@@ -146,6 +158,14 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         return out
 
     return arguments
+
+
+def _environment(options: SglangOptions) -> dict[str, str]:
+    variables = server_environment(options.device)
+    if push(options) == "delta":
+        ours, theirs = str(Path(__file__).with_name("sglang_loader")), variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join([ours, theirs] if theirs else [ours])
+    return variables
 
 
 def _log(logs: str, name: str, at: int) -> Path:
@@ -163,10 +183,11 @@ async def _started(
     *,
     fresh: bool,
 ) -> Fleet:
-    staging = Staging(model_dir, options.dtype, logs, deltas=options.weights == "delta")
+    staging = Staging(model_dir, options.dtype, logs, deltas=push(options) == "delta")
     fleet = Fleet(
         replicas,
         context=context,
+        vocabulary=directory_facts(Path(model_dir)).vocab,
         stage=staging,
         initial=initial(model_dir),
         completed=Stops(model_dir).end,

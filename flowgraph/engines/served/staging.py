@@ -12,9 +12,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from flowgraph.engines.weights.delta import Delta, encode
+from flowgraph.engines.weights.delta import Delta, encode, pack
 from flowgraph.engines.weights.layout import Entry
 from flowgraph.engines.weights.stage import Stage
+
+HEAD = "lm_head.weight"
 
 
 class Staged:
@@ -40,6 +42,12 @@ class Staged:
             out |= load_file(file)
         return out
 
+    @cached_property
+    def packed(self) -> bytearray:
+        """The delta as it is sent."""
+        assert self.delta is not None
+        return pack(self.delta)
+
 
 def initial(model_dir: str) -> Staged:
     """Version 0: the model's own files."""
@@ -54,13 +62,13 @@ class Staging:
 
     def __init__(self, model_dir: str, dtype: str, where: str, *, deltas: bool = False) -> None:
         self._shapes = shapes(model_dir)
-        self._tied = _tied(model_dir)
+        self._twin = _twin(model_dir, self._shapes)
         self._dtype, self._where, self._deltas = getattr(torch, dtype), where, deltas
         self._stage: Stage | None = None
 
     def __call__(self, weights: Mapping[str, Any], version: int) -> Staged:
         """Raises ValueError naming what does not fit the model; the weights staged before are then untouched."""
-        _check(self._shapes, self._tied, self._dtype, weights)
+        weights = _own(weights, self._shapes, self._twin, self._dtype)
         if self._stage is None:
             table = [Entry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
             self._stage = Stage(table, self._where)
@@ -84,25 +92,46 @@ def shapes(model_dir: str) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def _tied(model_dir: str) -> bool:
+def _twin(model_dir: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The weight that a tied head shares: of those in the files, the one with a row for each token."""
     config = json.loads(Path(model_dir, "config.json").read_text())
-    return bool(config.get("tie_word_embeddings", False))
+    tied = config.get("tie_word_embeddings", False) and HEAD not in shapes
+    rows = (
+        name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == config.get("vocab_size")
+    )
+    return next(rows, None) if tied else None
 
 
-def _check(
-    want: Mapping[str, tuple[int, ...]], tied: bool, dtype: torch.dtype, given: Mapping[str, Any]
-) -> None:
-    problems = []
-    heads = {"lm_head.weight"} if tied else set()  # a tied head may be given, and need not be
-    for name in sorted(want.keys() - given.keys() - heads):
+def _own(
+    given: Mapping[str, Any], want: Mapping[str, tuple[int, ...]], twin: str | None, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The weights under the names of the model's files. A tied head may be given by either name, or by both."""
+    own, problems = dict(given), []
+    if twin is not None and HEAD in own:
+        head = own.pop(HEAD)
+        if twin not in own:
+            own[twin] = head
+        elif problem := _unlike(HEAD, head, want[twin], dtype):
+            problems.append(problem)
+        elif not _unlike(twin, own[twin], want[twin], dtype) and not torch.equal(head, own[twin]):
+            problems.append(f"{HEAD!r} differs from {twin!r}, to which it is tied")
+    for name in sorted(want.keys() - own.keys()):
         problems.append(f"{name!r} is missing")
-    for name, tensor in given.items():
+    for name, tensor in own.items():
         if name not in want:
-            if name not in heads:
-                problems.append(f"{name!r} is no weight of this model")
-        elif (tensor.dtype, tuple(tensor.shape)) != (dtype, want[name]):
-            have = f"{tensor.dtype} {list(tensor.shape)}"
-            problems.append(f"{name!r} is {have}, the model's is {dtype} {list(want[name])}")
+            problems.append(f"{name!r} is no weight of this model")
+        elif problem := _unlike(name, tensor, want[name], dtype):
+            problems.append(problem)
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError("no weight was changed: " + "; ".join(problems[:5]) + more)
+    return own
+
+
+def _unlike(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """How a weight differs from the model's; empty when it does not."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name!r} is a {type(tensor).__name__}, not a tensor"
+    if (tensor.dtype, tuple(tensor.shape)) == (dtype, shape):
+        return ""
+    return f"{name!r} is {tensor.dtype} {list(tensor.shape)}, the model's is {dtype} {list(shape)}"

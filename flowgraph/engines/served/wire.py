@@ -36,8 +36,8 @@ class Meta(msgspec.Struct):
     num_retractions: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
-    routed_experts: str | None = None
-    indexer_topk: str | None = None
+    routed_experts: bytes | None = None
+    indexer_topk: bytes | None = None
 
 
 class Reply(msgspec.Struct):

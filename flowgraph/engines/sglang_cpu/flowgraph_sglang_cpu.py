@@ -1,7 +1,8 @@
-"""A platform plugin of SGLang: with SGLANG_USE_CPU_ENGINE=1 a server starts without SGLang's compiled kernels.
+"""Plugins of SGLang: with SGLANG_USE_CPU_ENGINE=1 a server starts without SGLang's compiled kernels.
 
 SGLang calls `activate` in each of its processes, before it imports sgl_kernel and torchvision. Neither has a CPU build
-on the package index, and both are imported at module level, though plain decoding calls nothing of them.
+on the package index, and both are imported at module level, though plain decoding calls nothing of them. Later it calls
+`experts`, before it makes a model: routing to experts does call a kernel, and recording it asks for a GPU's memory.
 """
 
 from __future__ import annotations
@@ -42,6 +43,34 @@ def activate() -> None:
         sys.modules["sgl_kernel"] = _NamesOnly("sgl_kernel")
     if not _torchvision_loads():
         _define_schemas()
+
+
+def experts() -> None:
+    """Let models with experts run, and their routing be recorded, by what SGLang looks up and has for GPUs only."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        return
+    from sglang.srt.layers.moe import topk
+    from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+
+    if not hasattr(topk, "topk_softmax"):
+        topk.topk_softmax = _topk_softmax
+    ALLOC_MEMORY_FUNCS.setdefault("cpu", _allocate)
+
+
+def _topk_softmax(weights: Any, ids: Any, logits: Any, renormalize: bool) -> None:
+    """The kernel of that name. weights f32[n, k] and ids i32[n, k] are written, best first; logits [n, experts]."""
+    chosen, at = logits.float().softmax(dim=-1).topk(ids.shape[1], dim=-1)
+    if renormalize:
+        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
+    weights.copy_(chosen)
+    ids.copy_(at)
+
+
+def _allocate(dims: tuple[int, ...], dtype: Any, device: str, **_: object) -> Any:
+    """Host memory that no GPU needs to reach: SGLang's own allocator pins it through the CUDA runtime."""
+    import torch
+
+    return torch.empty(dims, dtype=dtype, device=device)
 
 
 def _imports(package: str) -> bool:

@@ -151,6 +151,7 @@ def _seam(at: _Basis, seam: Seam, whole: float) -> SeamRow:
         over=at.over.get(f"{seam.source} → {seam.reader}", ""),
         expected=expected,
         declared=percent(seam.mean_bytes, read) if priced else None,
+        pushed=seam.pushed,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from flowgraph.plan.plan import Pushed
+
 
 class Carried(msgspec.Struct, frozen=True):
     """What a single controller would carry of a field or of all: bytes a step, padded, in the producer's dtype.
@@ -79,6 +81,7 @@ class SeamRow(msgspec.Struct, frozen=True):
     by_reference: bytes of `mean` that another hop than `source` wrote; driver: of those that pass through the driver
     before, driver_before: mean and driver without any pass; saved: the passes that changed them
     over: the budget that this seam breaks, or of whose owner it is the largest part, as text
+    pushed: what goes on from its reader into an engine's servers
     declared: measured against mean, in percent: the error of the means that the graph declares
     measured, expected and what follows from them are None before a run, and where a field was never read
     """
@@ -105,6 +108,7 @@ class SeamRow(msgspec.Struct, frozen=True):
     over: str = ""
     expected: float | None = None
     declared: float | None = None
+    pushed: Pushed | None = None
 
     @property
     def passes(self) -> tuple[str, ...]:

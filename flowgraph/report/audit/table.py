@@ -50,6 +50,9 @@ def _seam(seam: SeamRow, ran: bool, fields: bool) -> Iterator[Line]:
     about = [f"{seam.transport}, until {seam.lifetime}"]
     about += [f"declared means off by {percent_text(seam.declared)}"] if seam.declared is not None else []
     yield Line("; ".join(about), style="dim", indent=2)
+    if seam.pushed:
+        one = seam.pushed
+        yield Line(one.text, (size_text(one.mean_bytes), size_text(one.max_bytes), ""), "dim", 2)
     for text in savings(seam):
         yield Line(text, style="dim", indent=2)
     for field in seam.fields if fields else ():

@@ -126,6 +126,11 @@ def _resources(plan: Plan, owner: Owner) -> Iterator[State]:
     prefill = "prefilled again from the prompts"
     kept: dict[HeldKind, tuple[str, tuple[Boundary, ...], str]] = {
         "engine weights": ("engine", ("crash",), f"the next {sync}" if sync else "the model's files"),
+        "staged weights": (
+            "engine",
+            ("process", "crash"),
+            f"the next {sync}" if sync else "the model's files",
+        ),
         "KV cache": ("engine", (), prefill),
         "cached prefixes": ("engine", (), prefill),
         "learner weights": ("learner", ("crash", "run"), "saved when the run ends; before that, " + ANEW),

@@ -100,7 +100,8 @@ def edge_text(plan: Plan, seam: Seam, row: SeamRow) -> EdgeText:
     measured = "" if row.measured is None else size_text(row.measured)
     before = "" if row.before is None else size_text(row.before)
     off = row.exceeds or row.off or (row.declared is not None and abs(row.declared) > OFF)
-    how = ", ".join(word for word in (seam.transport, back, every) if word)
+    onward = f"→ {seam.pushed.by}" if seam.pushed else ""
+    how = ", ".join(word for word in (f"{seam.transport} {onward}".rstrip(), back, every) if word)
     return EdgeText(
         largest.type, more, _price(row), measured, how, until, back,
         line, row.share > HOT or bool(row.over), off, row.mean, _tooltip(seam, row),
@@ -160,11 +161,13 @@ def _node_tooltip(hop: Hop) -> str:
 
 
 def _tooltip(seam: Seam, row: SeamRow) -> str:
-    head = f"{seam.source} → {seam.reader}: {seam.transport}, until {seam.lifetime}"
+    head = f"{seam.source} → {seam.reader}: {seam.crossing}, until {seam.lifetime}"
     if seam.every > 1:
         head += f", every {seam.every}"
     lines = [head, *([_back(seam)] if seam.delay else [])]
     lines += [_field_line(seam, f) for f in row.fields]
+    if seam.pushed:
+        lines.append(f"{seam.pushed.text}: {per_step(seam.pushed.mean_bytes)}")
     lines += [f"control: {', '.join(seam.control)}"] if seam.control else []
     if row.fields and row.priced:
         lines.append(f"mean {per_step(row.mean)}, at most {size_text(row.max)}")

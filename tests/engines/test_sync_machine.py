@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
+from simulated import FAULTS, PATHS, Fault, World, logprob, prompt, run, token
 
 from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.protocol import PAUSE_MODES, Generation, PauseMode, Sampling, Synced
 from flowgraph.engines.sync import ACTIONS, Action, State, Sync
 from flowgraph.errors import EngineFailed
-from tests.engines.simulated import FAULTS, PATHS, Fault, World, logprob, prompt, run, token
 
 # --- the machine ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from proxy import Proxy
+from proxy import Moment, Proxy
 from running import NEAR, Running
 from served_model import ServedModel
 
@@ -88,7 +88,7 @@ class Faulty:
 
     def nothing_is_left(self) -> None:
         """In /dev/shm, of what these servers make; others on this machine have names of their own there."""
-        assert not {name for name in self.running.left() if not name.startswith("sem.")}
+        assert not {name for name in self.running.left() if not name.startswith(("sem.", "sglang_"))}
 
     # --- what is done, and what is right afterwards ---------------------------------------------------------------
 
@@ -106,12 +106,13 @@ class Faulty:
         asked = (self.running.ask(PROMPT[: 20 + k], LONG, key=k) for k in range(count))
         return [asyncio.ensure_future(one) for one in asked]
 
-    async def sync_with_requests_under_way(self, pause: PauseMode) -> tuple[Synced, list[Generation]]:
-        """`arm` has set the traps already; the requests get to the server before the sync."""
+    async def sync_with_requests_under_way(
+        self, pause: PauseMode, seconds: float = DEADLINE
+    ) -> tuple[Synced, list[Generation]]:
         tasks = self.ask_many()
         await self.running.running(SLOTS)
         self.journal.clear()
-        synced = await self.sync(pause)
+        synced = await self.sync(pause, seconds)
         async with asyncio.timeout(60.0):
             return synced, list(await asyncio.gather(*tasks))
 
@@ -129,6 +130,35 @@ class Faulty:
                 part = out.versions == version
                 forced = self.running.forced(PROMPT[: 20 + k], out, KINDS[version % 2])
                 np.testing.assert_allclose(out.logprobs[part], forced[part], atol=NEAR, rtol=0)
+
+    def play(
+        self, fault: str, action: str, moment: Moment, pause: PauseMode, seconds: float = DEADLINE
+    ) -> Synced:
+        """A sync of the only server with one fault in it, and requests under way: two attempts, and all is well.
+
+        fault: killed, or cut (the connection)
+        """
+
+        async def case() -> Synced:
+            old, pid = self.engine.version, self.running.processes()
+            (proxy,) = self.proxies
+            proxy.trap(PATHS[action], moment, self.kill if fault == "killed" else lambda: None)
+            sprung = len(proxy.sprung)
+            synced, outs = await self.sync_with_requests_under_way(pause, seconds)
+            assert len(proxy.sprung) == sprung + 1
+            assert (synced.retries, synced.replicas) == (1, 1)
+            assert (self.running.processes() != pid) == (fault == "killed")
+            self.check_requests(outs, pause, {old, old + 1})
+            assert old + 1 in {
+                int(out.versions[-1]) for out in outs
+            }  # some ended before a pause that was lost
+            assert self.story() == interrupted(action)
+            await self.check_served()
+            await self.running.until(lambda load: load.running == load.waiting == 0)
+            return synced
+
+        synced: Synced = self.do(case())
+        return synced
 
     async def check_served(self) -> None:
         """What is served is the newest version, in every replica that is in rotation, and nothing else."""

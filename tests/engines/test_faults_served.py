@@ -80,48 +80,28 @@ SELECTION: list[tuple[str, Moment, PauseMode]] = [
 ]  # type: ignore[misc]
 
 
-def play(one: Faulty, fault: str, action: str, moment: Moment, pause: PauseMode) -> None:
-    async def case() -> None:
-        old = one.engine.version
-        (proxy,) = one.proxies
-        pid = one.running.processes()
-        proxy.trap(PATHS[action], moment, one.kill if fault == "killed" else lambda: None)
-        sprung = len(proxy.sprung)
-        synced, outs = await one.sync_with_requests_under_way(pause)
-        assert len(proxy.sprung) == sprung + 1
-        assert (synced.retries, synced.replicas) == (1, 1)
-        assert (one.running.processes() != pid) == (fault == "killed")
-        one.check_requests(outs, pause, {old, old + 1})
-        assert old + 1 in {int(out.versions[-1]) for out in outs}  # some ended before a pause that was lost
-        assert one.story() == interrupted(action)
-        await one.check_served()
-        await one.running.until(lambda load: load.running == load.waiting == 0)
-
-    one.do(case())
-
-
 @pytest.mark.parametrize(("action", "moment"), MATRIX)
 def test_the_connection_is_cut(one: Faulty, action: str, moment: Moment) -> None:
-    play(one, "cut", action, moment, "retract")
+    one.play("cut", action, moment, "retract")
 
 
 @pytest.mark.parametrize(("action", "moment", "pause"), SELECTION)
 def test_the_connection_is_cut_in_the_other_modes_of_pausing(
     one: Faulty, action: str, moment: Moment, pause: PauseMode
 ) -> None:
-    play(one, "cut", action, moment, pause)
+    one.play("cut", action, moment, pause)
 
 
 @pytest.mark.parametrize(("action", "moment"), MATRIX)
 def test_the_server_is_killed(one: Faulty, action: str, moment: Moment) -> None:
-    play(one, "killed", action, moment, "retract")
+    one.play("killed", action, moment, "retract")
 
 
 @pytest.mark.parametrize("pause", ["abort", "in_place"])
 def test_the_server_is_killed_in_the_middle_of_an_update_in_the_other_modes(
     one: Faulty, pause: PauseMode
 ) -> None:
-    play(one, "killed", "update", "inside", pause)
+    one.play("killed", "update", "inside", pause)
 
 
 def test_the_server_is_killed_between_syncs(one: Faulty) -> None:

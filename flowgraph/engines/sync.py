@@ -132,7 +132,8 @@ async def bring(
         limit = (until - began) * SHARE.get(name, QUICK_SHARE)
         note("begun")
         try:
-            result = await asyncio.wait_for(call(limit), limit)
+            async with asyncio.timeout(limit):  # unlike wait_for, never misses that it is cancelled itself
+                result = await call(limit)
         except TimeoutError as error:
             said = str(error) or f"it did not {name} in {limit:.1f} s"
             note("failed", said)

@@ -33,12 +33,15 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def ask(self, path: str, body: Any = None, *, seconds: float, form: Any = Any) -> Any:
         """The answer to GET, or to POST when there is a body, read as JSON of this form (None: not read).
 
         Raises Refused for any status but 200 and an answer of another form, Cut when no whole answer came in `seconds`.
         """
+        if self._closed:
+            raise Cut(f"{self.url} is not asked any more")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
             self._session = aiohttp.ClientSession(connector=connector)
@@ -64,6 +67,8 @@ class Client:
             raise Refused(f"{self.url}{path}", 200, f"{error}: {raw[:200]!r}") from error
 
     async def close(self) -> None:
+        """For good. Harmless when repeated."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -1,5 +1,5 @@
-"""A TCP proxy before one HTTP server, that fails on purpose: at a request it knows by its path, before the server has it,
-while the server is at it, or when its answer is there.
+"""A TCP proxy before one HTTP server, that fails on purpose: at a request it knows by its path, before the server has
+it, while the server is at it, or when its answer is there.
 """
 
 from __future__ import annotations
@@ -138,9 +138,7 @@ class Proxy:
 async def _message(reader: asyncio.StreamReader) -> bytes:
     """A whole request or answer; its body has a content-length, or comes in chunks, or there is none."""
     head = await reader.readuntil(b"\r\n\r\n")
-    fields = dict(
-        line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line
-    )
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
     if fields.get(b"transfer-encoding") == b"chunked":
         return head + await _chunks(reader)
     return head + await reader.readexactly(int(fields.get(b"content-length", 0)))

@@ -20,7 +20,7 @@ from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.served.client import Cut, Refused
 from flowgraph.engines.served.process import ServerProcess
 from flowgraph.engines.served.replica import HttpReplica
-from flowgraph.engines.served.transports import carrier
+from flowgraph.engines.served.transports import FromDisk
 from flowgraph.engines.served.verify import same_version
 from flowgraph.engines.sync import Entry
 
@@ -137,7 +137,7 @@ class World:
             self.processes.append(process)
             return HttpReplica(
                 f"ours {at}",
-                carrier("disk", 1),
+                FromDisk(),
                 process=process,
                 saver=True,
                 verify=same_version,
@@ -145,7 +145,7 @@ class World:
             )
         url = f"http://theirs:{at}"
         self.servers[url] = Server(self, url, version="default", ready=0.0)
-        return HttpReplica(f"theirs {at}", carrier("disk", 1), url=url, verify=same_version, connect=connect)
+        return HttpReplica(f"theirs {at}", FromDisk(), url=url, verify=same_version, connect=connect)
 
     async def start(self) -> Fleet:
         await self.fleet.start(fresh=self.fresh)

@@ -48,10 +48,10 @@ def expected(name: str, tensors: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Checksums:
-    """Compares every tensor; what is expected is hashed once a version, for all replicas."""
+    """Compares every tensor; what is expected is hashed once for all replicas."""
 
     def __init__(self) -> None:
-        self._known: tuple[int, dict[str, tuple[str, ...]]] = (-1, {})
+        self._known: tuple[Staged | None, dict[str, tuple[str, ...]]] = (None, {})
 
     async def __call__(self, client: Client, staged: Staged) -> None:
         """Raises ReplicaError naming the first tensor that the server holds otherwise, or when none can be compared."""
@@ -59,8 +59,8 @@ class Checksums:
         checked = await client.ask("/weights_checker", body, seconds=SECONDS, form=wire.Checked)
         if not checked.success or not checked.ranks:
             raise ReplicaError(f"{client.url} can't tell its weights: {checked.message}")
-        if self._known[0] != staged.version:
-            self._known = (staged.version, {})
+        if self._known[0] is not staged:  # a version may be pushed anew with other weights
+            self._known = (staged, {})
         known = self._known[1]
         compared = 0
         for name, has in checked.ranks[0].checksums.items():

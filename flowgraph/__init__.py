@@ -6,7 +6,15 @@ when it is first used: a hop's own import stays light. Importing any of them imp
 
 from typing import TYPE_CHECKING
 
-from flowgraph.engines.protocol import Engine, EngineLoad, Generation, PauseMode, Sampling, Synced
+from flowgraph.engines.protocol import (
+    Engine,
+    EngineLoad,
+    Generation,
+    PauseMode,
+    Sampling,
+    SideChannel,
+    Synced,
+)
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
 from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
@@ -14,6 +22,7 @@ from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
 from flowgraph.spec.types import (
     Array,
+    Backlog,
     Below,
     Derivable,
     Dim,
@@ -84,6 +93,7 @@ else:
 __all__ = [
     "Array",
     "Audit",
+    "Backlog",
     "Below",
     "CheckError",
     "Derivable",
@@ -119,6 +129,7 @@ __all__ = [
     "Scalars",
     "Seam",
     "Shared",
+    "SideChannel",
     "Synced",
     "Tensors",
     "Text",

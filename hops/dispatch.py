@@ -9,7 +9,24 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
-from flowgraph import Array, Below, Dim, Dropped, Event, Latest, Room, Row, Rows, Run, Seam, Version, fold
+from flowgraph import (
+    Array,
+    Backlog,
+    Below,
+    Dim,
+    Dropped,
+    Event,
+    Latest,
+    Room,
+    Row,
+    Rows,
+    Run,
+    Seam,
+    Version,
+    fold,
+)
+
+NO_BACKLOG = Backlog(0)
 
 
 class InFlight(msgspec.Struct):
@@ -77,6 +94,7 @@ def watermark(
     version: Annotated[Version, Latest()],
     free: Annotated[Room, Latest()],
     dropped: Annotated[Dropped | None, Event()] = None,
+    backlog: Annotated[Backlog, Latest()] = NO_BACKLOG,
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
@@ -91,6 +109,9 @@ def watermark(
     a finished trajectory always finds room. What is dispatched and not dropped stays within
     (version + max_lag + 1)·B: trained in order, the i-th trajectory is in batch i // B, so its lag is at most max_lag.
 
+    backlog: of the engine. While it has one, what finishes is not replaced, until it has caught up or nothing is in
+    flight.
+
     B = groups·samples trajectories. Gives one request a trajectory: uid i64, sample i32, trajectory i64, key u64.
     """
     if group is not None:
@@ -102,6 +123,8 @@ def watermark(
     batch = groups * samples
     admitted = min(version + max_lag + 1, steps) * batch + state.dropped
     at_once = min(_flight(target=target, groups=groups, samples=samples, max_lag=max_lag), free)
+    if backlog > 0:
+        at_once = min(at_once, max(1, state.in_flight))
     requests = []
     while state.group is not None and state.dispatched < admitted and state.in_flight < at_once:
         uid = state.group.uid

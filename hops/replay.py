@@ -1,17 +1,33 @@
 """Replay: what an engine chose while it sampled crosses to training, so that training chooses the same.
 
-Described as SGLang 0.5 gives it, with `--enable-return-routed-experts` and `--enable-return-indexer-topk`: int32 of all
-`num_hidden_layers` layers, base64 in the JSON of a reply. These hops say what crosses; they are priced, and not run.
+SGLang 0.5 gives it as int32 of all `num_hidden_layers` layers, base64 in the JSON of a reply, when it was started with
+`flags: {enable-return-routed-experts: true}` (or `enable-return-indexer-topk`). The engine's side decodes it to the
+smallest dtype, and marks what was not recorded. The trainers here are described: they say what crosses, no more.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from flowgraph import Array, Below, Dim, Engine, Learner, Mask, Tensors, TiledOver, effect
+from flowgraph import (
+    Array,
+    Below,
+    Dim,
+    Engine,
+    Learner,
+    Mask,
+    Sampling,
+    SideChannel,
+    Tensors,
+    TiledOver,
+    effect,
+)
+from hops.rollout import trajectory, validate
 
 
 class Routed(NamedTuple):
@@ -54,26 +70,48 @@ class Trained(NamedTuple):
     weights: Annotated[dict[str, Any], Tensors()]
 
 
-@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", described="SGLang")
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
 async def rollout_routed(
     prompt: Int32[Array, "prompt"],
     key: UInt64[Array, ""],
     *,
     engine: Engine,
     max_new_tokens: Annotated[int, Dim("response")],
+    temperature: float = 1.0,
+    stop: list[str] | None = None,
 ) -> Routed:
-    """Sample one response and return the experts that its tokens were routed to."""
+    """Sample one response, as `hops.rollout.complete` does, and return the experts that its tokens were routed to."""
+    record: tuple[SideChannel, ...] = ("routed_experts",)
+    sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
+    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
+    experts, columns = out.side["routed_experts"], trajectory(prompt, out, engine)._asdict()
+    columns = {name: columns[name] for name in Routed._fields if name in columns}
+    return Routed(**columns, recorded=experts.recorded, routed_experts=experts.values.astype(np.int32))
 
 
-@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", described="SGLang")
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
 async def rollout_indexed(
     prompt: Int32[Array, "prompt"],
     key: UInt64[Array, ""],
     *,
     engine: Engine,
     max_new_tokens: Annotated[int, Dim("response")],
+    temperature: float = 1.0,
+    stop: list[str] | None = None,
 ) -> Indexed:
-    """Sample one response and return routed experts and the indexer's positions."""
+    """Sample one response and return routed experts and the indexer's positions, where both were recorded."""
+    record: tuple[SideChannel, ...] = ("routed_experts", "indexer_topk")
+    sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
+    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
+    experts, positions = out.side["routed_experts"], out.side["indexer_topk"]
+    columns = trajectory(prompt, out, engine)._asdict()
+    columns = {name: columns[name] for name in Indexed._fields if name in columns}
+    return Indexed(
+        **columns,
+        recorded=experts.recorded & positions.recorded,
+        routed_experts=experts.values.astype(np.int32),
+        indexer_topk=positions.values.astype(np.int32),
+    )
 
 
 @effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing replay")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from flowgraph import Array, Below, Dim, Engine, Mask, Sampling, Scalars, effect
+from flowgraph import Array, Backlog, Below, Dim, Engine, Generation, Latest, Mask, Sampling, Scalars, effect
 
 
 class Trajectory(NamedTuple):
     """One trajectory of one leaf: the prompt's tokens, then the sampled ones.
 
     logprobs and versions are those of the sampled tokens (0 and -1 on the prompt); response_mask marks them.
+    backlog: requests that the engine had then and could not compute
     """
 
     tokens: Annotated[Int32[Array, "token"], Below("vocab")]
@@ -23,9 +24,10 @@ class Trajectory(NamedTuple):
     versions: Int32[Array, "token"]
     leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
     metrics: Annotated[dict[str, float], Scalars()]
+    backlog: Annotated[Backlog, Latest()]
 
 
-def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
+def validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
     Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
     if temperature == 0:
         raise ValueError(
@@ -33,7 +35,7 @@ def _validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> Non
         )
 
 
-@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate)
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
 async def complete(
     prompt: Int32[Array, "prompt"],
     key: UInt64[Array, ""],
@@ -45,21 +47,37 @@ async def complete(
 ) -> Trajectory:
     """Sample one response to one prompt. prompt: i32[prompt]; key: u64, the request's own randomness.
 
-    The bound of `dims.response` is the longest response. metrics: `length` in tokens, and `truncated`, 1 when the
-    bound ended it: the finish reason decides, not the length.
+    The bound of `dims.response` is the longest response. metrics: `length` in tokens; `truncated`, 1 when the bound or
+    the model's context ended it (the finish reason decides, not the length); `retractions`, how often its KV was
+    dropped; `engine_running`, `engine_waiting` and `engine_kv_used`, the engine's load when it ended.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
     out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
+    return trajectory(prompt, out, engine)
+
+
+def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) -> Trajectory:
+    """A prompt and one response to it. Raises ValueError for a response whose parts do not fit each other."""
     p, r = len(prompt), len(out.ids)
     if not len(out.logprobs) == len(out.versions) == r:
         raise ValueError(
             f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions"
         )
+    load = engine.load()
+    metrics = {
+        "length": r,
+        "truncated": out.finish_reason in ("length", "context"),
+        "retractions": out.retractions,
+        "engine_running": load.running,
+        "engine_waiting": load.waiting,
+        "engine_kv_used": load.kv_used,
+    }
     return Trajectory(
         tokens=np.concatenate([prompt, out.ids]).astype(np.int32),
         logprobs=np.concatenate([np.zeros(p, np.float32), out.logprobs]).astype(np.float32),
         response_mask=np.arange(p + r) >= p,
         versions=np.concatenate([np.full(p, -1), out.versions]).astype(np.int32),
         leaf_offsets=np.array([0, p + r], np.int64),
-        metrics={"length": float(r), "truncated": float(out.finish_reason == "length")},
+        metrics={name: float(value) for name, value in metrics.items()},
+        backlog=Backlog(load.backlog),
     )

@@ -29,8 +29,18 @@ class Embedded:
     def alive(self) -> bool:
         return True
 
+    def kill(self) -> None:
+        pass
+
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        drawn: int,
+        rid: str,
+        recorded: int = 0,
     ) -> Generation:
         return await self.engine.generate(prompt, sampling, key=key, drawn=drawn, rid=rid)
 
@@ -55,6 +65,10 @@ class Embedded:
 
     async def proceed(self) -> None:
         self.engine.proceed()
+
+    @property
+    def heard(self) -> EngineLoad:
+        return self.engine.load()
 
     async def load(self) -> EngineLoad:
         return self.engine.load()

@@ -17,7 +17,8 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,32 +32,41 @@ from flowgraph.engines.protocol import (
     Synced,
     nothing,
 )
-from flowgraph.engines.sync import Entry, Journal, ReplicaError, Sync, bring
+from flowgraph.engines.served.side import joined as joined_side
+from flowgraph.engines.sync import Brought, Entry, Journal, ReplicaError, Sync, bring
 from flowgraph.errors import EngineFailed
 
+T = TypeVar("T")
+
 AFFINE = 4096  # prompts whose replica is remembered
+FAILURES = (ReplicaError, TimeoutError)  # of a replica; any other is a fault of what it was asked
 TRIES = 5  # times that a request is sent before its engine is said to fail
 
 
 class Member:
-    """A replica in the fleet: where it is in a sync, the requests that it has, and what it last said of its load."""
+    """A replica in the fleet: where it is in a sync, and the requests that it has."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.sync = Sync()
         self.requests: set[str] = set()
-        self.load = EngineLoad(0, 0, 0)
-        self.heard = (0.0, time.monotonic())  # what it had computed by then
-        self.recovery: asyncio.Task[None] | None = None
+        self.heard = (0.0, 0.0)  # what it had computed, and when that was heard
+        self.bringing: asyncio.Task[Brought] | None = None
         self.failure = ""
+        self.given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """What it was asked goes to others."""
+        self.given_up.set()
         self.given_up = asyncio.Event()
 
 
 class _Request:
-    """One `generate` call. so_far: what its finished segments have."""
+    """One `generate` call. so_far: what its finished segments have; oldest: version that it may be sampled from."""
 
-    def __init__(self) -> None:
+    def __init__(self, oldest: int) -> None:
         self.so_far = nothing()
+        self.oldest = oldest
         self.aborted = False
         self.at: tuple[Member, str] | None = None
 
@@ -112,21 +122,26 @@ class Fleet:
 
         Raises EngineFailed, with every process ended, unless all of them serve.
         """
-        until = time.monotonic() + self._patience
+        until = _now() + self._patience
 
         async def one(member: Member) -> None:
-            await asyncio.wait_for(member.replica.start(self._patience), self._patience)
+            async with asyncio.timeout_at(until):
+                await member.replica.start(self._patience)
             if fresh:
-                member.sync = Sync("serving", 0)
+                member.sync, member.heard = Sync("serving", 0), (0.0, _now())
             else:
-                await self._bring(member, "retract", until)
-            member.load = await member.replica.load()
+                await self._bring(member, "abort", until)
+            await member.replica.load()
 
-        problems = await asyncio.gather(*map(one, self.members), return_exceptions=True)
+        try:
+            problems = await asyncio.gather(*map(one, self.members), return_exceptions=True)
+        except BaseException:  # whoever starts us does not want us any more
+            await self.close()
+            raise
         for member, problem in zip(self.members, problems, strict=True):
             if problem is not None:
                 await self.close()
-                if isinstance(problem, ReplicaError | TimeoutError):
+                if isinstance(problem, FAILURES):
                     raise EngineFailed(
                         f"replica {member.replica.name} did not start: {said(problem)}",
                         "see the end of its log, or run flowgraph doctor",
@@ -148,7 +163,7 @@ class Fleet:
         if room < 1:
             return nothing("context")
         clamped = _with_budget(sampling, min(room, sampling.max_new_tokens))
-        request = self._requests[rid] = _Request()
+        request = self._requests[rid] = _Request(self._target)
         try:
             out = await self._whole(request, prompt, clamped, key, rid)
         finally:
@@ -183,7 +198,7 @@ class Fleet:
                 break
             name = uuid.uuid4().hex
             member.requests.add(name)
-            request.at = (member, name)
+            request.at, request.oldest = (member, name), self._target
             try:
                 segment = await _unless(
                     member.given_up,
@@ -193,8 +208,12 @@ class Fleet:
                         key=key,
                         drawn=len(have.ids),
                         rid=name,
+                        recorded=min((one.start for one in have.side.values()), default=0),
                     ),
                 )
+                if len(segment.ids) and segment.versions.min() < request.oldest:
+                    text = f"it sampled from version {segment.versions.min()} after it had {request.oldest}"
+                    raise ReplicaError(text)  # somebody else started it anew
             except ReplicaError as error:
                 tries += 1
                 self._lost(member, error, name)
@@ -208,7 +227,7 @@ class Fleet:
             finally:
                 request.at = None
                 member.requests.discard(name)
-            request.so_far = joined(have, segment)
+            request.so_far = joined(have, segment, rid)
             # A stop string may have begun in an earlier segment. And SGLang looks back as many tokens as its tokenizer
             # makes of the string: it misses one that the model spelled in more.
             if sampling.stop:
@@ -217,25 +236,26 @@ class Fleet:
                     return _cut(request.so_far, end)
             if segment.finish_reason != "abort":
                 return request.so_far
+            if len(request.so_far.ids) == sampling.max_new_tokens:  # aborted after its last token
+                return _ended(request.so_far, "length")
         return _ended(request.so_far, "abort")
 
     async def _choose(self, prompt: npt.NDArray[np.int32], request: _Request) -> Member | None:
         """A replica in rotation, waited for; None when the request is aborted meanwhile."""
-        until = time.monotonic() + self._patience
+        until = _now() + self._patience
         while not request.aborted:
             if self._closed:
                 raise RuntimeError("the engine is closed")
             ready = [m for m in self.members if m.sync.serves(self._target)]
             if ready:
                 return self._prefer(ready, prompt.tobytes())
-            hopeless = not self._syncing and not any(m.recovery for m in self.members)
-            if hopeless or time.monotonic() >= until:
+            hopeless = not self._syncing and not any(m.bringing for m in self.members)
+            if hopeless or _now() >= until:
                 raise self._none_serves()
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, until - time.monotonic()))
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
         return None
 
     def _prefer(self, ready: list[Member], prompt: bytes) -> Member:
@@ -264,13 +284,20 @@ class Fleet:
         tokens = self._ids("log-probabilities", tokens)
         if len(tokens) > self._context:
             raise ValueError(f"log-probabilities: {len(tokens)} tokens exceed the context of {self._context}")
-        member = await self._choose(tokens, _Request())
-        assert member is not None
-        try:
-            return await member.replica.logprobs(tokens)
-        except ReplicaError as error:
-            self._lost(member, error, "")
-            raise EngineFailed(f"log-probabilities: {error}", "ask again") from error
+        request = _Request(self._target)
+        for _ in range(TRIES):
+            member = await self._choose(tokens, request)
+            assert member is not None
+            name = uuid.uuid4().hex
+            member.requests.add(name)
+            try:
+                return await _unless(member.given_up, member.replica.logprobs(tokens))
+            except ReplicaError as error:
+                self._lost(member, error, "")
+                failed = error
+            finally:
+                member.requests.discard(name)
+        raise EngineFailed(f"log-probabilities, asked for {TRIES} times: {failed}", "see the servers' logs")
 
     # --- weights ----------------------------------------------------------------------------------------------
 
@@ -288,39 +315,69 @@ class Fleet:
             raise RuntimeError(f"a sync to version {self._target} is under way")
         if not 0 <= version < 1 << 31:
             raise ValueError(f"a version is a 32-bit count, unlike {version}")
-        began = time.monotonic()
+        began = _now()
         self._syncing = True
         try:
-            await self._end_recoveries()
-            # From here on no replica is in rotation until it serves this version.
-            self._target, self._staged = version, self._stage(weights, version)
-            jobs = (self._bring(member, pause, began + seconds) for member in self.members)
-            results = await asyncio.gather(*jobs, return_exceptions=True)
+            await self._stop_bringing()  # nobody may read the stage while it is written
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            self._take(weights, version)
+            # A replica that was out before comes back by itself, and holds nobody up.
+            known = [m for m in self.members if m.sync.state == "serving"] or self.members
+            self._recover(*(m for m in self.members if m not in known))
+            tasks = [
+                self._begin_bringing(m, pause if m.sync.state == "serving" else "abort", began + seconds)
+                for m in known
+            ]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._until_one_serves(began + seconds)
+            serving = [m for m in self.members if m.sync.serves(version)]
+            faults = [r for r in results if isinstance(r, Exception) and not isinstance(r, FAILURES)]
+            if self._closed or faults or not serving:
+                await self._abandon()
+                raise next(iter(faults), self._none_serves())
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
         finally:
             self._syncing = False
             self._changed.set()
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, ReplicaError | TimeoutError):
-                raise result
-        if not any(m.sync.serves(version) for m in self.members):
-            raise self._none_serves()
         self._version = version
-        for member in self.members:
-            if not member.sync.serves(version):
-                self._recover(member)
-        brought = [r for r in results if not isinstance(r, BaseException)]
+        self._recover(*(m for m in self.members if m not in serving))
+        brought = [r for r in results if isinstance(r, Brought)]
         return Synced(
             version,
-            time.monotonic() - began,
+            _now() - began,
             sum(b.pushed for b in brought),
-            len(brought),
+            len(serving),
             sum(b.attempts - 1 for b in brought),
         )
 
-    async def _bring(self, member: Member, pause: PauseMode, until: float) -> Any:
+    def _take(self, weights: Mapping[str, Any], version: int) -> None:
+        """From here on no replica is in rotation until it serves this version. Raises ValueError for weights that don't
+        fit; then the replicas serve on, and come back, with what they had.
+        """
+        try:
+            self._staged = self._stage(weights, version)
+        except ValueError:
+            self._recover(*(m for m in self.members if m.sync.state == "out"))
+            raise
+        self._target = version
+        for request in self._requests.values():
+            request.oldest = min(request.oldest, version)
+
+    async def _until_one_serves(self, until: float) -> None:
+        """Or until there is no hope, or no time."""
+        while not any(m.sync.serves(self._target) for m in self.members):
+            under_way = [m.bringing for m in self.members if m.bringing is not None]
+            if not under_way or _now() >= until:
+                return
+            await asyncio.wait(under_way, timeout=until - _now(), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _bring(self, member: Member, pause: PauseMode, until: float) -> Brought:
         """Bring one replica to the target, and let waiting requests know."""
         try:
-            return await bring(
+            brought = await bring(
                 member.replica,
                 member.sync,
                 self._staged,
@@ -329,50 +386,61 @@ class Fleet:
                 until=until,
                 journal=self._journal,
             )
-        except (ReplicaError, TimeoutError) as error:
+            member.heard = (member.heard[0], _now())
+            return brought
+        except Exception as error:
             member.failure = said(error)
-            member.given_up.set()  # what it was asked goes to others, or fails by name
-            member.given_up = asyncio.Event()
+            member.give_up()
             raise
         finally:
             self._changed.set()
 
+    def _begin_bringing(self, member: Member, pause: PauseMode, until: float) -> asyncio.Task[Brought]:
+        """In a task of its own, the only one to ask the five actions of this replica; a sync or the end may end it."""
+        assert member.bringing is None
+        name = f"bring {member.replica.name}"
+        task = asyncio.get_running_loop().create_task(self._bring(member, pause, until), name=name)
+        member.bringing = task
+
+        def over(task: asyncio.Task[Brought]) -> None:
+            member.bringing = None
+            self._changed.set()
+            if not task.cancelled():
+                task.exception()  # its member and the journal say why
+
+        task.add_done_callback(over)
+        return task
+
+    async def _abandon(self) -> None:
+        """Until the next sync nobody is brought back, and nobody waits for them."""
+        await self._stop_bringing()
+        for member in self.members:
+            if member.sync.state == "out":
+                member.give_up()
+
     def _lost(self, member: Member, error: Exception, name: str) -> None:
-        """A replica did not answer: out of rotation with it, and bring it back, unless a sync is about to."""
+        """A replica did not answer: out of rotation with it, and bring it back, unless that is under way."""
         if name:
             self._soon(member.replica.abort(name))
-        if member.sync.state == "serving":
+        if member.sync.state == "serving" and member.sync.active is None:
             member.failure = said(error)
             member.sync.failed()
-            self._journal(
-                Entry(
-                    time.time(), member.replica.name, self._target, 0, "serve", "failed", 0.0, member.failure
-                )
-            )
-            if not self._syncing:
-                self._recover(member)
+            where = member.replica.name
+            self._journal(Entry(time.time(), where, self._target, 0, "serve", "failed", 0.0, member.failure))
+            self._recover(member)
 
-    def _recover(self, member: Member) -> None:
-        if self._closed or member.recovery is not None:
-            return
+    def _recover(self, *members: Member) -> None:
+        """Bring them back, as long as it may take. What they still have is of no use, or goes on elsewhere."""
+        for member in members:
+            if not self._closed and member.bringing is None:
+                self._begin_bringing(member, "abort", _now() + self._patience)
 
-        async def run() -> None:
-            try:
-                await self._bring(member, "retract", time.monotonic() + self._patience)
-            except (ReplicaError, TimeoutError):
-                pass  # it is out until the next sync; the journal says why
-            finally:
-                member.recovery = None
-                self._changed.set()
-
-        member.recovery = asyncio.get_running_loop().create_task(run(), name=f"recover {member.replica.name}")
-
-    async def _end_recoveries(self) -> None:
-        """The sync that begins brings every replica, from the start."""
-        running = [m.recovery for m in self.members if m.recovery is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    async def _stop_bringing(self) -> None:
+        """Until nothing is under way; from then on, to the caller's next `await`, its replicas are its own."""
+        while tasks := [m.bringing for m in self.members if m.bringing is not None]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def _none_serves(self) -> EngineFailed:
         failures = "; ".join(f"{m.replica.name}: {m.failure or m.sync.state}" for m in self.members)
@@ -384,7 +452,7 @@ class Fleet:
     # --- health -----------------------------------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
-        return total(m.load for m in self.members if m.sync.state != "out")
+        return total(m.replica.heard for m in self.members if m.sync.state != "out")
 
     async def look(self, hung: float) -> None:
         """Ask every replica for its load once. One that ended, or that has computed nothing for `hung` seconds while it
@@ -393,23 +461,31 @@ class Fleet:
 
         async def one(member: Member) -> None:
             if member.sync.state != "serving":
-                member.heard = (member.heard[0], time.monotonic())
+                member.heard = (member.heard[0], _now())
                 return
             try:
                 if not member.replica.alive():
                     raise ReplicaError("its process ended")
-                member.load = await member.replica.load()
+                await member.replica.load()
             except ReplicaError as error:
-                if not member.replica.alive() or time.monotonic() - member.heard[1] > hung:
+                if not member.replica.alive():
                     self._lost(member, error, "")
+                elif _now() - member.heard[1] > hung:
+                    self._hangs(member, error)
                 return
             done = progress(member.replica)
             if done != member.heard[0] or not member.requests:
-                member.heard = (done, time.monotonic())
-            elif time.monotonic() - member.heard[1] > hung:
-                self._lost(member, ReplicaError(f"it has computed nothing for {hung:g} s"), "")
+                member.heard = (done, _now())
+            elif _now() - member.heard[1] > hung:
+                self._hangs(member, ReplicaError(f"it has computed nothing for {hung:g} s"))
 
         await asyncio.gather(*map(one, self.members))
+
+    def _hangs(self, member: Member, error: ReplicaError) -> None:
+        if member.sync.state == "serving" and member.sync.active is None:
+            member.replica.kill()
+            member.give_up()
+            self._lost(member, error, "")
 
     def watch(self, every: float, hung: float) -> None:
         """Look at every replica, again and again, until the engine is closed."""
@@ -439,7 +515,7 @@ class Fleet:
         self._changed.set()
         for rid in list(self._requests):
             self.abort(rid)
-        await self._end_recoveries()
+        await self._stop_bringing()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -447,7 +523,7 @@ class Fleet:
         self._close()
 
 
-async def _unless(given_up: asyncio.Event, call: Coroutine[Any, Any, Generation]) -> Generation:
+async def _unless(given_up: asyncio.Event, call: Coroutine[Any, Any, T]) -> T:
     """What a call gives, unless its replica is given up before; then ReplicaError."""
     ours, theirs = asyncio.ensure_future(call), asyncio.ensure_future(given_up.wait())
     try:
@@ -459,6 +535,11 @@ async def _unless(given_up: asyncio.Event, call: Coroutine[Any, Any, Generation]
         for task in (ours, theirs):
             if not task.done():
                 task.cancel()
+
+
+def _now() -> float:
+    """Of the event loop's clock, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 def said(error: BaseException) -> str:
@@ -487,17 +568,21 @@ def total(loads: Iterable[EngineLoad]) -> EngineLoad:
 # --- segments --------------------------------------------------------------------------------------------------
 
 
-def joined(first: Generation, second: Generation) -> Generation:
+def joined(first: Generation, second: Generation, rid: str) -> Generation:
     """Two segments of one response; what ended the second ends both."""
     if not len(first.ids):
         return second
+    side = {
+        name: joined_side(one, second.side[name], rid=rid) if name in second.side else one
+        for name, one in first.side.items()
+    }
     return Generation(
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.logprobs, second.logprobs]),
         np.concatenate([first.versions, second.versions]),
         second.finish_reason,
         first.retractions + second.retractions,
-        second.side,
+        side,
     )
 
 

@@ -26,6 +26,10 @@ PAUSE_MODES: tuple[PauseMode, ...] = ("retract", "in_place", "abort")
 SideChannel = Literal["routed_experts", "indexer_topk"]
 
 
+# The share of the KV cache in use above which an engine will soon drop requests to make room.
+HIGH_MARK = 0.95
+
+
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to sample one response.
 
@@ -48,12 +52,28 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a stop string must not be empty")
 
 
+class Side(msgspec.Struct, frozen=True, eq=False):
+    """One side channel of a trajectory of n tokens.
+
+    values: unsigned [n, layers, k], a row for each token as its id has one; 0 where nothing is recorded
+    recorded: bool[n]; False for the last token, and wherever the engine gave nothing: there a 0 is no expert
+    """
+
+    values: npt.NDArray[np.unsignedinteger[Any]]
+    recorded: npt.NDArray[np.bool_]
+
+    @property
+    def start(self) -> int:
+        """The first token without a row: the `routed_experts_start_len` of a request that goes on from here."""
+        return int(np.argmin(self.recorded)) if len(self.recorded) else 0
+
+
 class Generation(msgspec.Struct, frozen=True):
     """One sampled response of r tokens; the three arrays have the same length r (0 after an early abort).
 
     versions: of the weights that each token was sampled under
     retractions: how often the engine dropped the request's KV to make room, or to change weights
-    side: of each recorded side channel an array over prompt and response; see `served/side.py`
+    side: the side channels that were asked for, over prompt and response
     """
 
     ids: npt.NDArray[np.int32]
@@ -61,7 +81,7 @@ class Generation(msgspec.Struct, frozen=True):
     versions: npt.NDArray[np.int32]
     finish_reason: FinishReason
     retractions: int = 0
-    side: Mapping[str, npt.NDArray[Any]] = {}
+    side: Mapping[str, Side] = {}
 
 
 def nothing(reason: FinishReason = "abort") -> Generation:
@@ -81,6 +101,11 @@ class EngineLoad(msgspec.Struct, frozen=True):
     slots: int
     kv_used: float = 0.0
     retractions: int = 0
+
+    @property
+    def backlog(self) -> int:
+        """Requests that it can't compute now: those that wait, and one more while the KV cache is nearly full."""
+        return self.waiting + (self.kv_used > HIGH_MARK)
 
 
 class Synced(msgspec.Struct, frozen=True):
@@ -165,10 +190,24 @@ class Replica(Protocol):
         """False once its process is known to have ended."""
         ...
 
+    def kill(self) -> None:
+        """It hangs: end its process, so that `start` launches another. Nothing where the process is not ours."""
+        ...
+
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        drawn: int,
+        rid: str,
+        recorded: int = 0,
     ) -> Generation:
-        """Sample; `drawn` tokens of the response end the prompt, and their random numbers are used up."""
+        """Sample; `drawn` tokens of the response end the prompt, and their random numbers are used up.
+
+        recorded: side channels of so many tokens are known, and need not be sent
+        """
         ...
 
     async def abort(self, rid: str) -> None: ...
@@ -195,6 +234,13 @@ class Replica(Protocol):
         """Compute again."""
         ...
 
-    async def load(self) -> EngineLoad: ...
+    @property
+    def heard(self) -> EngineLoad:
+        """Its load, as last heard of."""
+        ...
+
+    async def load(self) -> EngineLoad:
+        """Its load now."""
+        ...
 
     async def close(self) -> None: ...

@@ -69,6 +69,17 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
         if self.urls and (self.python or self.flags):
             given = "python" if self.python else "flags"
             raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        way = push(self)
+        if self.dp > 1 and way != "disk":
+            raise ValueError(f"weights: {way} goes to servers of dp 1; use processes, or weights: disk")
+        if self.urls and way == "delta":
+            raise ValueError("weights: delta needs a loader of ours in the server; those at urls have none")
+        for url in self.urls:
+            if way != "distributed" and not _here(url):
+                raise ValueError(
+                    f"weights: {way} goes through memory of this host, and {url} is another; take weights: "
+                    "distributed, or write 127.0.0.1 if it is this one"
+                )
         if self.device == "cpu" and self.tp > 1:
             raise ValueError("tp: this CPU setting serves with one rank; use processes for more servers")
 

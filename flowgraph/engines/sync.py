@@ -10,6 +10,7 @@ may not notice: releasing memory under a running request kills SGLang on a GPU, 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -30,6 +31,9 @@ ORDER: dict[Action, tuple[tuple[State, ...], State]] = {
     "continue": (("resumed",), "serving"),
 }
 ACTIONS: tuple[Action, ...] = tuple(ORDER)
+# What each may take of the time that is left before it counts as hung, so that there is time to start anew.
+SHARE: dict[str, float] = {"update": 0.5, "start": 0.75}
+QUICK_SHARE = 0.25
 
 
 class ReplicaError(Exception):
@@ -65,7 +69,7 @@ class Sync(msgspec.Struct):
         self.active, self.state = None, "out"
 
     def serves(self, version: int) -> bool:
-        return self.state == "serving" and self.version == version
+        return self.state == "serving" and self.active is None and self.version == version
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -107,52 +111,64 @@ async def bring(
 ) -> Brought:
     """Take a replica from whatever state to serving `version`; from the start again after a failure.
 
-    until: of `time.monotonic`; no attempt outlives it. Each action may take half of what is left, so that one that
-    hangs leaves time for another attempt. A replica whose process ended is started first.
+    until: of the event loop's clock; no attempt outlives it. Each action may take a share of what is left. A replica
+    that does not answer in its share hangs, and is killed where it is ours; one whose process ended is started first.
 
     Raises the last ReplicaError or TimeoutError when the attempts or the time are used up; the replica is then `out`.
     Any other error is a fault of the caller's (weights of another model), and is raised at once.
     """
-    attempt = pushed = 0
-    while True:
-        attempt += 1
+    clock = asyncio.get_running_loop().time
+    pushed = 0
 
-        async def do(name: str, what: Awaitable[Any], attempt: int = attempt) -> Any:
-            began, wall = time.monotonic(), time.time()
-            journal(Entry(wall, replica.name, version, attempt, name, "begun"))
-            try:
-                result = await asyncio.wait_for(what, max(0.0, until - began) / 2)
-            except BaseException as error:
-                said = str(error) or type(error).__name__
-                took = time.monotonic() - began
-                journal(Entry(time.time(), replica.name, version, attempt, name, "failed", took, said))
-                raise
-            took = time.monotonic() - began
-            journal(Entry(time.time(), replica.name, version, attempt, name, "done", took))
-            return result
+    async def do(attempt: int, name: str, call: Callable[[float], Awaitable[Any]]) -> Any:
+        began = clock()
 
-        calls: dict[Action, Callable[[], Awaitable[Any]]] = {
-            "pause": lambda: replica.pause(pause),
-            "release": replica.release,
-            "update": lambda: replica.update(weights, version),
-            "resume": replica.resume,
-            "continue": replica.proceed,
-        }
+        def note(outcome: Literal["begun", "done", "failed"], said: str = "") -> None:
+            took = clock() - began
+            journal(Entry(time.time(), replica.name, version, attempt, name, outcome, took, said))
+
+        if began >= until:
+            raise TimeoutError(f"no time was left to {name}")
+        limit = (until - began) * SHARE.get(name, QUICK_SHARE)
+        note("begun")
         try:
-            if attempt > 1 or not replica.alive():
-                await do("start", replica.start(max(0.0, until - time.monotonic()) / 2))
+            async with asyncio.timeout(limit):  # unlike wait_for, never misses that it is cancelled itself
+                result = await call(limit)
+        except TimeoutError as error:
+            said = str(error) or f"it did not {name} in {limit:.1f} s"
+            note("failed", said)
+            replica.kill()
+            raise TimeoutError(said) from error
+        except BaseException as error:
+            note("failed", str(error) or type(error).__name__)
+            raise
+        note("done")
+        return result
+
+    calls: dict[Action, Callable[[float], Awaitable[Any]]] = {
+        "pause": lambda _: replica.pause(pause),
+        "release": lambda _: replica.release(),
+        "update": lambda _: replica.update(weights, version),
+        "resume": lambda _: replica.resume(),
+        "continue": lambda _: replica.proceed(),
+    }
+    for attempt in itertools.count(1):
+        try:
+            if sync.state == "out" or not replica.alive():
+                await do(attempt, "start", replica.start)
             for action, call in calls.items():
                 sync.begin(action)
-                result = await do(action, call())
+                result = await do(attempt, action, call)
                 if action == "update":
                     pushed += result
                 sync.done(action, version)
             return Brought(attempt, pushed)
         except (ReplicaError, TimeoutError):
             sync.failed()
-            if attempt == attempts or time.monotonic() >= until:
+            if attempt == attempts or clock() >= until:
                 raise
-            await asyncio.sleep(min(0.1 * 2**attempt, max(0.0, until - time.monotonic())))
+            await asyncio.sleep(min(0.1 * 2**attempt, until - clock()))
         except BaseException:
             sync.failed()
             raise
+    raise AssertionError  # the loop ends by return or raise

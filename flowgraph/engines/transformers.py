@@ -34,6 +34,7 @@ from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, Pau
 from flowgraph.engines.sampling import KEY_LIMIT, Sampler, uniform
 from flowgraph.engines.slots import Prefix, PrefixCache, SlotModel
 from flowgraph.engines.stops import StopStrings, tokenizer_of
+from flowgraph.engines.weights.delta import Delta, apply
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -221,6 +222,17 @@ class TransformersEngine:
     def check_weights(self, tensors: Mapping[str, Any]) -> None:
         """ValueError as `Engine.sync` says; nothing changes."""
         self._open().check_weights(tensors)
+
+    def change_weights(self, delta: Delta) -> None:
+        """The same, where only elements of the weights change; DeltaMismatch when the delta isn't one from these. They
+        may then be half changed, and update_weights is the way on.
+        """
+        model = self._open()
+        if not self._paused:
+            raise RuntimeError("weights may change only while the engine is paused")
+        apply(delta, model.weights(), at=self._version)
+        self._prefixes.clear()
+        self._version = delta.version
 
     def logprobs(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """f32[n]: of each of n tokens given those before it, at temperature 1; 0 for the first."""

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from flowgraph.errors import HiddenState, HopError, PayloadError, PromiseBroken, RunError
+from flowgraph.errors import (
+    EngineFailed,
+    HiddenState,
+    HopError,
+    MemoryShort,
+    PayloadError,
+    PromiseBroken,
+    RunError,
+)
 from flowgraph.runtime.messages import Block, Failed
 from flowgraph.runtime.rows import Record
 from flowgraph.spec.types import Row
 
-ERRORS: dict[str, type[RunError]] = {e.code: e for e in (PayloadError, HopError, PromiseBroken, HiddenState)}
+ERRORS: dict[str, type[RunError]] = {
+    e.code: e for e in (PayloadError, HopError, PromiseBroken, HiddenState, MemoryShort, EngineFailed)
+}
 
 
 class Firing(msgspec.Struct):

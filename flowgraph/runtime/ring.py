@@ -422,7 +422,7 @@ class Ring:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
         for output, value in part.values.items():
             self._publish(hop.name, output, value)
-            if output in hop.initial:
+            if output in hop.initial:  # it is a version
                 self.table.expire(value - 1)
 
     def _relay(self, hop: Hop, offset: int, part: Part) -> int:

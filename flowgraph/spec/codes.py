@@ -53,7 +53,8 @@ CODES: dict[str, str] = {
     "FG905": "trajectories were lost or counted twice",
     "FG906": "a promise about content is broken",
     "FG907": "a hop that declares no state keeps some",
-    "FG908": "the machine can't hold the arenas",
+    "FG908": "the machine can't hold the arenas, or a copy of the weights",
+    "FG909": "no replica of an engine can serve",
 }
 
 

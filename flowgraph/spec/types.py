@@ -35,6 +35,7 @@ ReadMode = Literal["queue", "latest", "event"]
 # What a number counts. A reader that asks for one gets no other number; where a plain int will do, each is one.
 Version = NewType("Version", int)  # batches accounted for in the published weights
 Room = NewType("Room", int)  # rows that a pool has room for, those on their way to it included
+Backlog = NewType("Backlog", int)  # requests that an engine has and can't compute now
 
 # How the bytes of a seam cross; rows and values cross as control messages.
 Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]

@@ -45,7 +45,15 @@ TYPES: dict[str, Any] = {
     "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
     "null": type(None),
 }  # fmt: skip
-SAID = {"title", "description", "default", "examples", "$schema", "$defs"}  # of no effect on what is valid
+SAID = {
+    "discriminator",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$defs",
+}  # of no effect on what is valid
 
 
 def valid(value: Any, schema: dict[str, Any]) -> bool:

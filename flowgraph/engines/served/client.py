@@ -12,7 +12,7 @@ from flowgraph.engines.sync import ReplicaError
 
 # Shorter than a server's own (uvicorn: 5 s), so that we never send on a connection which it is about to close.
 KEEP_ALIVE = 3.0
-HEADERS = {"content-type": "application/json"}
+JSON, BYTES = "application/json", "application/octet-stream"
 
 
 class Refused(ReplicaError):
@@ -38,19 +38,23 @@ class Client:
     async def ask(self, path: str, body: Any = None, *, seconds: float, form: Any = Any) -> Any:
         """The answer to GET, or to POST when there is a body, read as JSON of this form (None: not read).
 
+        A body of bytes is sent as it is, any other as JSON.
+
         Raises Refused for any status but 200 and an answer of another form, Cut when no whole answer came in `seconds`.
         """
         if self._closed:
-            raise Cut(f"{self.url} is not asked any more")
+            raise Cut(f"{self.url}{path}: the connections to it were closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
             self._session = aiohttp.ClientSession(connector=connector)
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10.0))
         try:
-            data = None if body is None else msgspec.json.encode(body)
+            plain = isinstance(body, bytes | bytearray)
+            data = body if plain or body is None else msgspec.json.encode(body)
+            headers = {"content-type": BYTES if plain else JSON}
             async with self._session.request(
-                method, self.url + path, data=data, headers=HEADERS, timeout=timeout
+                method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as reply:
                 raw = await reply.read()
         except TimeoutError as error:
@@ -67,7 +71,7 @@ class Client:
             raise Refused(f"{self.url}{path}", 200, f"{error}: {raw[:200]!r}") from error
 
     async def close(self) -> None:
-        """For good. Harmless when repeated."""
+        """End what is under way, by Cut. Harmless when repeated."""
         self._closed = True
         if self._session is not None:
             await self._session.close()

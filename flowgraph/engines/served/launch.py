@@ -10,8 +10,10 @@ from typing import Any
 
 from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
+from flowgraph.engines.served.deltas import LOADER
 from flowgraph.engines.served.process import ServerProcess, interpreter
-from flowgraph.engines.served.replica import Carrier, HttpReplica
+from flowgraph.engines.served.replica import HttpReplica
+from flowgraph.engines.served.side import channels
 from flowgraph.engines.served.staging import Staging, initial
 from flowgraph.engines.served.transports import carrier
 from flowgraph.engines.served.verify import Checksums, same_version
@@ -58,7 +60,7 @@ async def transformers_fleet(
     replicas = [
         HttpReplica(
             f"server {at}",
-            carrier(push(options), 1),
+            carrier(options),
             process=ServerProcess(
                 sys.executable, arguments, variables=variables, log=_log(logs, "transformers", at)
             ),
@@ -85,11 +87,13 @@ async def sglang_fleet(
     verify: Any = Checksums() if options.device == "cpu" and ranks == 1 else same_version
     saver = bool(options.flags.get("enable-memory-saver"))
 
-    def carry() -> Carrier:
-        return carrier(push(options), options.tp)
+    recordable = channels(directory_facts(Path(model_dir)))
 
     if options.urls:
-        replicas = [HttpReplica(url, carry(), url=url, verify=verify) for url in options.urls]
+        replicas = [
+            HttpReplica(url, carrier(options), url=url, verify=verify, channels=recordable)
+            for url in options.urls
+        ]
         return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
     python = interpreter(options.python)
     if lacks := missing(python, options.device):
@@ -101,18 +105,16 @@ async def sglang_fleet(
     replicas = [
         HttpReplica(
             f"server {at}",
-            carry(),
+            carrier(options),
             process=ServerProcess(
                 python,
                 sglang_arguments(options, model_dir, context),
-                variables=server_environment(options.device)
-                | OFFLINE
-                | LONGER
-                | {"OMP_NUM_THREADS": str(each)},
+                variables=_environment(options) | OFFLINE | LONGER | {"OMP_NUM_THREADS": str(each)},
                 log=_log(logs, "sglang", at),
             ),
             saver=saver,
             verify=verify,
+            channels=recordable,
         )
         for at in range(options.processes)
     ]
@@ -142,6 +144,8 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         flags["sleep-on-idle"] = True  # else its scheduler spins on a core
     if tokens:
         flags["max-total-tokens"] = tokens
+    if push(options) == "delta":
+        flags["custom-weight-loader"] = LOADER
     flags |= options.flags
 
     def arguments(port: int) -> list[str]:
@@ -154,6 +158,14 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
         return out
 
     return arguments
+
+
+def _environment(options: SglangOptions) -> dict[str, str]:
+    variables = server_environment(options.device)
+    if push(options) == "delta":
+        ours, theirs = str(Path(__file__).with_name("sglang_loader")), variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join([ours, theirs] if theirs else [ours])
+    return variables
 
 
 def _log(logs: str, name: str, at: int) -> Path:
@@ -171,7 +183,7 @@ async def _started(
     *,
     fresh: bool,
 ) -> Fleet:
-    staging = Staging(model_dir, options.dtype, logs, deltas=options.weights == "delta")
+    staging = Staging(model_dir, options.dtype, logs, deltas=push(options) == "delta")
     fleet = Fleet(
         replicas,
         context=context,

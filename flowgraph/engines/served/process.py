@@ -81,7 +81,9 @@ class ServerProcess:
                 path.unlink(missing_ok=True)
 
     async def until(self, ready: Callable[[], object], seconds: float) -> None:
-        """Wait until `ready` gives no ReplicaError; raises its last one, or that the process ended."""
+        """Wait until `ready` gives no ReplicaError. Raises ReplicaError when the process ended, TimeoutError when it
+        runs but is not ready.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while True:
@@ -92,7 +94,7 @@ class ServerProcess:
                 return
             except ReplicaError as error:
                 if loop.time() > end:
-                    raise ReplicaError(f"it was not ready in {seconds:.0f} s: {error}") from error
+                    raise TimeoutError(f"it was not ready in {seconds:.0f} s: {error}") from error
             await asyncio.sleep(0.1)
 
     def _last_words(self) -> str:

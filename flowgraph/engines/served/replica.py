@@ -7,18 +7,19 @@ paused in, and whether its KV memory is released.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from flowgraph.engines.protocol import EngineLoad, Generation, PauseMode, Sampling
+from flowgraph.engines.protocol import EngineLoad, Generation, PauseMode, Sampling, Side
 from flowgraph.engines.served import wire
 from flowgraph.engines.served.client import Client, Cut, Refused
 from flowgraph.engines.served.process import ServerProcess
+from flowgraph.engines.served.side import Channels, indexed, routed
 from flowgraph.engines.sync import ReplicaError
 
 QUICK = 30.0  # seconds for what a server answers at once
@@ -36,13 +37,19 @@ class Carrier(Protocol):
         """The server was started anew: it has none of what was sent before."""
         ...
 
+    async def close(self, client: Client) -> None:
+        """Give back what this kept beside the server. The server may be gone already."""
+        ...
+
 
 class HttpReplica:
     """Implements `flowgraph.engines.protocol.Replica`.
 
     process: that we start and may replace; None for a server that somebody else runs
     saver: whether the server gives back KV memory when it is told to; without that, release and resume are no-ops
+    channels: what side channels the model has
     verify: the checksums that a server must have when it holds the given weights, by its own names; see `checksums.py`
+    connect: gives the client of an address
     """
 
     def __init__(
@@ -54,17 +61,20 @@ class HttpReplica:
         url: str = "",
         saver: bool = False,
         verify: Any = None,
-        side: Any = None,
+        channels: Channels | None = None,
+        connect: Callable[[str], Client] = Client,
     ) -> None:
         assert (process is None) == bool(url)
         self.name = name
         self._carrier, self._process, self._saver = carrier, process, saver
-        self._verify, self._side = verify, side
-        self._client = Client(url or "http://127.0.0.1:0")
+        self._verify, self._channels = verify, channels
+        self._connect = connect
+        self._client = connect(url or "http://127.0.0.1:0")
         self._mode: PauseMode = "retract"
         self._released: bool | None = False  # None: not known
         self._version = 0
         self.computed = 0.0
+        self.heard = EngineLoad(0, 0, 0)
         self._retractions = 0
 
     @property
@@ -79,13 +89,14 @@ class HttpReplica:
     async def start(self, seconds: float) -> None:
         process = self._process
         if process is None:
+            self._carrier.forget()  # whoever runs it may have started it anew
             await self._patiently(seconds)
             return
         # Whether KV memory is released can't be asked for, and a wrong guess kills the server: so start it anew.
         if not process.alive() or self._released is None:
             await self._client.close()
             process.launch()
-            self._client = Client(f"http://127.0.0.1:{process.port}")
+            self._client = self._connect(f"http://127.0.0.1:{process.port}")
             self._released, self._version = False, 0
             self._carrier.forget()
         await process.until(self._answers, seconds)
@@ -94,22 +105,36 @@ class HttpReplica:
         await self._client.ask("/model_info", seconds=QUICK, form=None)
 
     async def _patiently(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds
         while True:
             try:
                 return await self._answers()
             except ReplicaError:
-                if time.monotonic() >= end:
+                if clock() >= end:
                     raise
                 await asyncio.sleep(0.2)
 
     def alive(self) -> bool:
         return self._process is None or self._process.alive()
 
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.end()
+
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, drawn: int, rid: str
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        drawn: int,
+        rid: str,
+        recorded: int = 0,
     ) -> Generation:
         body = wire.request(prompt, sampling, key=key, drawn=drawn, rid=rid, cache=f"v{self._version}")
+        if "routed_experts" in sampling.record:
+            body["routed_experts_start_len"] = recorded
         try:
             reply: wire.Reply = await self._client.ask("/generate", body, seconds=FOREVER, form=wire.Reply)
         except Refused as error:
@@ -120,7 +145,29 @@ class HttpReplica:
             raise self._said(error) from error
         self._retractions += reply.meta_info.num_retractions
         made = wire.generation(reply, rid)
-        return self._side(reply, made, prompt, sampling, rid) if sampling.record else made
+        waited = made.finish_reason == "abort" and not len(
+            made.ids
+        )  # nothing was computed, and nothing recorded
+        if waited or not sampling.record:
+            return made
+        return msgspec.structs.replace(
+            made, side=self._side(reply.meta_info, sampling, len(prompt), len(made.ids), recorded, rid)
+        )
+
+    def _side(
+        self, meta: wire.Meta, sampling: Sampling, prompt: int, response: int, recorded: int, rid: str
+    ) -> dict[str, Side]:
+        if self._channels is None:
+            raise ValueError(f"{rid}: nobody knows what side channels the model of {self.url} has")
+        # Rows of a retracted request are recorded anew, under the weights of its last tokens.
+        since = max(0, prompt + meta.weight_versions[-1].start - 1) if meta.num_retractions else 0
+        common: dict[str, Any] = {"rid": rid, "tokens": prompt + response, "since": since}
+        side: dict[str, Side] = {}
+        if "routed_experts" in sampling.record:
+            side["routed_experts"] = routed(meta.routed_experts, self._channels, start=recorded, **common)
+        if "indexer_topk" in sampling.record:
+            side["indexer_topk"] = indexed(meta.indexer_topk, self._channels, **common)
+        return side
 
     def _said(self, error: ReplicaError) -> ReplicaError:
         """The same, with how the process ended where that is the reason."""
@@ -193,15 +240,17 @@ class HttpReplica:
         self.computed = sum(
             r.total_prefill_uncached_tokens + (r.decode_moments[0] if r.decode_moments else 0) for r in ranks
         )
-        return EngineLoad(
+        self.heard = EngineLoad(
             sum(r.num_running_reqs for r in ranks),
             sum(r.num_waiting_reqs for r in ranks),
             sum(r.max_running_requests for r in ranks),
             max((r.token_usage for r in ranks), default=0.0),
             self._retractions,
         )
+        return self.heard
 
     async def close(self) -> None:
+        await self._carrier.close(self._client)
         await self._client.close()
         if self._process is not None:
             self._process.end()

@@ -17,10 +17,10 @@ import numpy as np
 from aiohttp import web
 
 from flowgraph.engines.protocol import Sampling
+from flowgraph.engines.served.deltas import MISMATCH
 from flowgraph.engines.served.verify import digest
 from flowgraph.engines.transformers import TransformersEngine
-
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+from flowgraph.engines.weights.delta import DeltaMismatch, unpack
 
 
 class Server:
@@ -85,6 +85,10 @@ class Server:
         self.engine.update_weights(tensors, int(body["weight_version"]))
         return {"success": True}
 
+    async def update_from_delta(self, packed: bytes) -> Any:
+        self.engine.change_weights(unpack(bytearray(packed)))
+        return {"success": True}
+
     async def check(self, body: dict[str, Any]) -> Any:
         return {
             "success": True,
@@ -106,7 +110,7 @@ class Server:
         return {"loads": [of]}
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(client_max_size=0)  # bodies of any size: a delta has megabytes
         app.router.add_post("/generate", _answer(self.generate))
         app.router.add_post("/abort_request", _answer(self.abort))
         app.router.add_post("/pause_generation", _answer(self.pause))
@@ -114,22 +118,28 @@ class Server:
         app.router.add_post("/release_memory_occupation", _answer(self.release))
         app.router.add_post("/resume_memory_occupation", _answer(self.resume))
         app.router.add_post("/update_weights_from_disk", _answer(self.update))
+        app.router.add_post("/update_weights_from_delta", _answer(self.update_from_delta, raw=True))
         app.router.add_post("/weights_checker", _answer(self.check))
         app.router.add_get("/model_info", _answer(self.info))
         app.router.add_get("/v1/loads", _answer(self.loads))
         return app
 
 
-def _answer(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """JSON in, JSON out; 400 with the reason for what the engine refuses."""
+def _answer(handler: Any, *, raw: bool = False) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """JSON in, or bytes when raw, and JSON out; 400 with the reason for what the engine refuses, 409 for a delta that
+    doesn't fit its weights.
+    """
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            raw = await request.read()
-            result = await handler(msgspec.json.decode(raw) if raw else {})
+            body: Any = await request.read()
+            if not raw:
+                body = msgspec.json.decode(body) if body else {}
+            result = await handler(body)
         except (ValueError, RuntimeError, KeyError, OSError) as error:
             text = msgspec.json.encode({"error": {"message": f"{error}"}})
-            return web.Response(status=400, body=text, content_type="application/json")
+            status = MISMATCH if isinstance(error, DeltaMismatch) else 400
+            return web.Response(status=status, body=text, content_type="application/json")
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     return answer

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flowgraph.engines.protocol import Side
 from flowgraph.models.facts import ModelFacts, layers_with_experts
 
 Rows = npt.NDArray[np.int32]
@@ -40,22 +40,6 @@ class Channels(msgspec.Struct, frozen=True):
     moe_layers: tuple[int, ...] = ()
     index_layers: int = 0
     index_top_k: int = 0
-
-
-class Side(msgspec.Struct, frozen=True, eq=False):
-    """One side channel of a trajectory of n tokens.
-
-    values: unsigned [n, layers, k], a row for each token as its id has one; 0 where nothing is recorded
-    recorded: bool[n]; False for the last token, and wherever the engine gave nothing: there a 0 is no expert
-    """
-
-    values: npt.NDArray[np.unsignedinteger[Any]]
-    recorded: Bools
-
-    @property
-    def start(self) -> int:
-        """The first token without a row: the `routed_experts_start_len` of a request that goes on from here."""
-        return int(np.argmin(self.recorded)) if len(self.recorded) else 0
 
 
 def channels(facts: ModelFacts) -> Channels:

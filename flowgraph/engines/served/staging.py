@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from flowgraph.engines.weights.delta import Delta, encode
+from flowgraph.engines.weights.delta import Delta, encode, pack
 from flowgraph.engines.weights.layout import Entry
 from flowgraph.engines.weights.stage import Stage
 
@@ -41,6 +41,12 @@ class Staged:
         for file in sorted(Path(self.directory).glob("*.safetensors")):
             out |= load_file(file)
         return out
+
+    @cached_property
+    def packed(self) -> bytearray:
+        """The delta as it is sent."""
+        assert self.delta is not None
+        return pack(self.delta)
 
 
 def initial(model_dir: str) -> Staged:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgraph.engines.registry import Push
-from flowgraph.engines.served import wire
-from flowgraph.engines.served.client import Client, Refused
+from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
+from flowgraph.engines.served.client import Client
+from flowgraph.engines.served.deltas import DeltaToOurs, DeltaToSglang
 from flowgraph.engines.served.replica import Carrier
-
-FOREVER = 3600.0  # the sync has the deadline
-
-
-async def act(client: Client, path: str, body: dict[str, Any]) -> None:
-    """Raises Refused also for an answer that says it was not done."""
-    done: wire.Done | None = await client.ask(path, body, seconds=FOREVER, form=wire.Done)
-    if done is not None and not done.success:
-        raise Refused(f"{client.url}{path}", 200, done.message)
+from flowgraph.engines.served.session import act
 
 
 class FromDisk:
@@ -36,7 +28,21 @@ class FromDisk:
     def forget(self) -> None:
         pass
 
+    async def close(self, client: Client) -> None:
+        pass
 
-def carrier(kind: Push | None, ranks: int) -> Carrier:
-    """The transport of that name, for a server of so many tensor-parallel ranks."""
-    return FromDisk()
+
+def carrier(options: TransformersOptions | SglangOptions) -> Carrier:
+    """The transport that the options name, for one of their servers."""
+    way = push(options)
+    if isinstance(options, TransformersOptions):
+        return DeltaToOurs(FromDisk()) if way == "delta" else FromDisk()
+    if way == "tensor":
+        from flowgraph.engines.served.handover import FromTensors
+
+        return FromTensors(options.tp)
+    if way == "distributed":
+        from flowgraph.engines.served.group import FromGroup
+
+        return FromGroup(options.tp, options.device)
+    return DeltaToSglang(options.tp) if way == "delta" else FromDisk()

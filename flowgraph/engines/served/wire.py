@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from flowgraph.engines.protocol import FinishReason, Generation, Sampling
+from flowgraph.engines.sync import ReplicaError
 
 
 class Span(msgspec.Struct):
@@ -35,8 +36,8 @@ class Meta(msgspec.Struct):
     num_retractions: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
-    routed_experts: str | None = None
-    indexer_topk: str | None = None
+    routed_experts: bytes | None = None
+    indexer_topk: bytes | None = None
 
 
 class Reply(msgspec.Struct):
@@ -134,6 +135,7 @@ def generation(reply: Reply, rid: str) -> Generation:
 
 
 def number(version: str, rid: str) -> int:
+    """Raises ReplicaError for one that we never gave: the server was started anew, by somebody else."""
     if not version.isdecimal():
-        raise ValueError(f"{rid}: the server's weights are of version {version!r}, which is none of ours")
+        raise ReplicaError(f"{rid}: the server's weights are of version {version!r}, which is none of ours")
     return int(version)

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flowgraph.engines.weights.checksum import bits, checksum
-from flowgraph.engines.weights.layout import Buffer, entries, header, views
-from flowgraph.engines.weights.stage import check_same
+# Relative, because a server's loader has these modules under another name; see served/sglang_loader.
+from .checksum import bits, checksum
+from .layout import Buffer, check_same, entries, header, views
 
 PIECE = 1 << 20  # elements
 

@@ -103,3 +103,17 @@ def _view(buffer: Buffer, dtype: torch.dtype, shape: list[int], offset: int) -> 
     if not count:  # which frombuffer refuses
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def check_same(held: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """ValueError naming the first tensor, by name, that only one set has or that differs in shape or dtype."""
+    for name in sorted(held.keys() | given.keys()):
+        if name not in given:
+            raise ValueError(f"tensor {name} is missing")
+        if name not in held:
+            raise ValueError(f"tensor {name} is unknown: the set has no such name")
+        ours, theirs = held[name], given[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise ValueError(
+                f"tensor {name} is {theirs.dtype}{list(theirs.shape)}, not {ours.dtype}{list(ours.shape)}"
+            )

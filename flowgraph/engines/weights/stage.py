@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flowgraph.engines.weights.layout import Entry, header, views
+from flowgraph.engines.weights.layout import Entry, check_same, header, views
 from flowgraph.errors import MemoryShort
 from flowgraph.memory import available
 
@@ -76,20 +76,6 @@ class Stage:
             os.rmdir(self.directory)
         os.close(self._fd)
         self._fd, self.version, self.tensors = -1, None, {}
-
-
-def check_same(held: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """ValueError naming the first tensor, by name, that only one set has or that differs in shape or dtype."""
-    for name in sorted(held.keys() | given.keys()):
-        if name not in given:
-            raise ValueError(f"tensor {name} is missing")
-        if name not in held:
-            raise ValueError(f"tensor {name} is unknown: the set has no such name")
-        ours, theirs = held[name], given[name]
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            raise ValueError(
-                f"tensor {name} is {theirs.dtype}{list(theirs.shape)}, not {ours.dtype}{list(ours.shape)}"
-            )
 
 
 def _allocate(nbytes: int) -> int:

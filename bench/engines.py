@@ -1,14 +1,14 @@
 """Every engine and plain `transformers.generate` on one job: 64 requests of mixed lengths, all sent at once.
 
-`python bench/engines.py [--rounds 3] [--python .venv-sglang/bin/python] [--dtype bfloat16]`; without an interpreter that has
-SGLang (or FLOWGRAPH_SGLANG_PYTHON) its row is left out. Prompts have 8 to 128 tokens, budgets are 8 to 64 (seed 0), and
-everybody may use all cores. Engines run one after the other, each in a process of its own; a round is the whole job, and
-figures are medians of rounds after one that warms up.
+`python bench/engines.py [--rounds 3] [--python PATH] [--dtype bfloat16]`; without an interpreter that has SGLang (or
+FLOWGRAPH_SGLANG_PYTHON) its row is left out. Prompts have 8 to 128 tokens, budgets are 8 to 64 (seed 0), and everybody
+may use all cores. Engines run one after the other, each in a process of its own; a round is the whole job, and figures
+are medians of rounds after one that warms up.
 
 tokens/s counts the tokens that were asked for: `generate` pads its batches on the left and runs each until its longest
 budget, and what it samples beyond a request's own budget is nobody's. It gets the requests in batches of 16, sorted by
-budget, which suits it. first: seconds until the first whole response is there. sync: all five actions, of the same weights
-again, and the bytes that went into servers.
+budget, which suits it. first: seconds until the first whole response is there. sync: all five actions, of the same
+weights again, and the bytes that went into replicas.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Sync(msgspec.Struct):
 class Entry(msgspec.Struct, frozen=True):
     """A line of the journal: what a replica was asked at an attempt, and what came of it.
 
-    at: seconds since the epoch; seconds: how long it took; said: why it failed
+    at: seconds since the epoch; seconds: how long it took; said: why it failed, or why there was nothing to do
     """
 
     at: float
@@ -142,7 +142,7 @@ async def bring(
         except BaseException as error:
             note("failed", str(error) or type(error).__name__)
             raise
-        note("done")
+        note("done", result if isinstance(result, str) else "")
         return result
 
     calls: dict[Action, Callable[[float], Awaitable[Any]]] = {

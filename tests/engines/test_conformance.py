@@ -250,7 +250,7 @@ def test_the_load_tells_what_is_under_way(running: Running) -> None:
     async def work() -> None:
         slots = running.engine.load().slots
         assert slots == SLOTS * len(running.engine.members)
-        tasks = [asyncio.ensure_future(running.ask(prompt(k), LONG, rid=f"r{k}")) for k in range(slots + 9)]
+        tasks = [asyncio.ensure_future(running.ask(prompt(k), 400, rid=f"r{k}")) for k in range(slots + 9)]
         load = await running.until(lambda load: load.running == slots and load.waiting > 0)
         assert load.waiting <= 9
         assert 0 < load.kv_used <= 1

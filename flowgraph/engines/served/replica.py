@@ -218,7 +218,7 @@ class HttpReplica:
 
     async def update(self, weights: Any, version: int) -> int:
         """The prefix cache is emptied, but for in_place, where requests hold it. It is safe all the same: KV is shared
-        only between requests of one version, because each says for which (`extra_key`).
+        only between requests that were sent under one version, because each says which (`extra_key`).
         """
         sent = await self._carrier.push(self._client, weights, version, flush=self._mode != "in_place")
         if self._verify is not None:

@@ -18,6 +18,7 @@ from flowgraph.engines.registry import EngineOptions, start_engine
 from flowgraph.engines.sync import Entry
 
 T = TypeVar("T")
+Task = asyncio.Future[Generation]
 SLOTS = 16  # of each replica
 NEAR = 1e-3  # between log-probabilities of two implementations in float32; SGLang's are within 3e-5
 PATIENCE = 300.0
@@ -30,7 +31,7 @@ class Running:
     def __init__(self, name: str, options: EngineOptions, model: ServedModel, logs: Path) -> None:
         self.name, self.model, self.kind = name, model, "base"
         self.seen: Callable[[Entry], None] = lambda entry: None
-        self.shared_memory = _named()
+        self.shared_memory: dict[str, int] = {}
         self.loop = asyncio.new_event_loop()
         self.closed = False
         starting = start_engine(
@@ -76,9 +77,20 @@ class Running:
             assert time.monotonic() < end, f"it was never so: {load}"
             await asyncio.sleep(0)
 
-    async def running(self, count: int) -> None:
-        """Until so many requests are being decoded."""
-        await self.until(lambda load: load.running >= count)
+    async def begun(self, *asked: Callable[[], Coroutine[Any, Any, Generation]]) -> list[Task]:
+        """These requests, at a moment when some are being decoded and none has ended.
+
+        Asked again when that moment was missed: on a busy machine a server may be slow to tell its load.
+        """
+        for _ in range(5):
+            tasks = [asyncio.ensure_future(ask()) for ask in asked]
+            load = await self.until(
+                lambda load, tasks=tasks: load.running > 0 or any(t.done() for t in tasks)
+            )
+            if load.running and not any(task.done() for task in tasks):
+                return tasks
+            await asyncio.gather(*tasks)
+        raise AssertionError("the engine was never seen to decode them")
 
     # --- weights ----------------------------------------------------------------------------------------------
 
@@ -127,31 +139,30 @@ class Running:
         """Harmless when repeated."""
         if not self.closed:
             self.closed = True
+            self.shared_memory = _shared_memory(set(self.processes()))
             self.do(self.engine.close())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
-    def left(self) -> set[str]:
-        """Names in /dev/shm that were not there before, and that no living process holds."""
-        held = _held()
-        new = set(_named()) - set(self.shared_memory)
-        return {name for name, inode in _named().items() if name in new and inode not in held}
+    def left(self) -> list[str]:
+        """What it had in /dev/shm when it was closed, and is still there."""
+        now = {file.name: file.inode() for file in os.scandir("/dev/shm")}
+        return [name for name, inode in self.shared_memory.items() if now.get(name) == inode]
 
 
-def _named() -> dict[str, int]:
-    """What is in /dev/shm: name → inode."""
-    return {file.name: file.inode() for file in os.scandir("/dev/shm")}
+def _shared_memory(sessions: set[int]) -> dict[str, int]:
+    """Files in /dev/shm that processes of these sessions have mapped or opened: name → inode.
 
-
-def _held() -> set[int]:
-    """Inodes of /dev/shm that a living process has mapped or opened: others on this machine, here."""
+    By inode, because a named semaphore is mapped under another name than it has.
+    """
     held: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            mapped = (process / "maps").read_text().splitlines()
-            opened = [fd for fd in (process / "fd").iterdir() if "/dev/shm/" in os.readlink(fd)]
-            held |= {fd.stat().st_ino for fd in opened}
+            if os.getsid(int(process.name)) in sessions:
+                mapped = (process / "maps").read_text().splitlines()
+                held |= {int(line.split()[4]) for line in mapped if " /dev/shm/" in line}
+                opened = (fd for fd in (process / "fd").iterdir() if "/dev/shm/" in os.readlink(fd))
+                held |= {fd.stat().st_ino for fd in opened}
         except OSError:
             continue
-        held |= {int(line.split()[4]) for line in mapped if " /dev/shm/" in line}
-    return held
+    return {file.name: file.inode() for file in os.scandir("/dev/shm") if file.inode() in held}

@@ -27,9 +27,10 @@ def under_way(running: Running, count: int, then: Callable[[], Coroutine[Any, An
     """Responses of LONG tokens, `then` awaited while they are being decoded. On a busy machine some come later."""
 
     async def work() -> list[Generation]:
-        asked = (running.ask(PROMPT[: 20 + k], LONG, key=k, rid=f"r{k}") for k in range(count))
-        tasks = [asyncio.ensure_future(one) for one in asked]
-        await running.running(1)
+        def asks(k: int) -> Callable[[], Coroutine[Any, Any, Generation]]:
+            return lambda: running.ask(PROMPT[: 20 + k], LONG, key=k, rid=f"r{k}")
+
+        tasks = await running.begun(*map(asks, range(count)))
         await then()
         return list(await asyncio.gather(*tasks))
 
@@ -58,9 +59,8 @@ def test_requests_under_way_cross_a_sync_whole(running: Running, pause: PauseMod
             crossed += 1
             assert bool(out.retractions) == (pause == "retract")
         for kind, part in (("base", slice(0, cut)), ("other", slice(cut, LONG))):
-            if (
-                kind == "base" or pause != "in_place"
-            ):  # whose later tokens see keys and values of both weights
+            # In place, later tokens see keys and values of both weights.
+            if kind == "base" or pause != "in_place":
                 forced = running.forced(PROMPT[: 20 + k], out, kind)
                 np.testing.assert_allclose(out.logprobs[part], forced[part], atol=NEAR, rtol=0)
     assert crossed
@@ -217,8 +217,7 @@ def test_close_ends_what_was_begun_and_leaves_nothing(running: Running) -> None:
     """The last of this engine's tests."""
     pids = running.processes()
     assert len(pids) == {"embedded": 0, "two servers": 2}.get(running.name, 1)
-    began = asyncio.ensure_future(running.ask(PROMPT, LONG), loop=running.loop)
-    running.do(running.running(1))
+    (began,) = running.do(running.begun(lambda: running.ask(PROMPT, 400)))
     running.close()
     assert began.done()
     assert began.result().finish_reason == "abort"

@@ -53,8 +53,9 @@ class Embedded:
     async def pause(self, mode: PauseMode) -> None:
         self.engine.pause(mode)
 
-    async def release(self) -> None:
+    async def release(self) -> str:
         self.engine.release()
+        return "" if self.engine.released else "requests keep their KV"
 
     async def update(self, weights: Mapping[str, Any], version: int) -> int:
         self.engine.update_weights(weights, version)

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -124,7 +125,8 @@ class Fleet:
         until = _now() + self._patience
 
         async def one(member: Member) -> None:
-            await asyncio.wait_for(member.replica.start(self._patience), self._patience)
+            async with asyncio.timeout_at(until):
+                await member.replica.start(self._patience)
             if fresh:
                 member.sync, member.heard = Sync("serving", 0), (0.0, _now())
             else:
@@ -251,10 +253,9 @@ class Fleet:
             if hopeless or _now() >= until:
                 raise self._none_serves()
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, until - _now()))
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
         return None
 
     def _prefer(self, ready: list[Member], prompt: bytes) -> Member:
@@ -318,6 +319,8 @@ class Fleet:
         self._syncing = True
         try:
             await self._stop_bringing()  # nobody may read the stage while it is written
+            if self._closed:
+                raise RuntimeError("the engine is closed")
             self._take(weights, version)
             # A replica that was out before comes back by itself, and holds nobody up.
             known = [m for m in self.members if m.sync.state == "serving"] or self.members

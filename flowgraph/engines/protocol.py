@@ -218,8 +218,8 @@ class Replica(Protocol):
         """Return when no token is being computed."""
         ...
 
-    async def release(self) -> None:
-        """Give back the KV cache's physical memory, and keep its addresses."""
+    async def release(self) -> str:
+        """Give back the KV cache's physical memory, and keep its addresses. Says why, where it is not done, else ""."""
         ...
 
     async def update(self, weights: Any, version: int) -> int:

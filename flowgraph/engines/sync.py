@@ -75,7 +75,7 @@ class Sync(msgspec.Struct):
 class Entry(msgspec.Struct, frozen=True):
     """A line of the journal: what a replica was asked at an attempt, and what came of it.
 
-    at: seconds since the epoch; seconds: how long it took; said: why it failed
+    at: seconds since the epoch; seconds: how long it took; said: why it failed, or why there was nothing to do
     """
 
     at: float
@@ -132,7 +132,8 @@ async def bring(
         limit = (until - began) * SHARE.get(name, QUICK_SHARE)
         note("begun")
         try:
-            result = await asyncio.wait_for(call(limit), limit)
+            async with asyncio.timeout(limit):  # unlike wait_for, never misses that it is cancelled itself
+                result = await call(limit)
         except TimeoutError as error:
             said = str(error) or f"it did not {name} in {limit:.1f} s"
             note("failed", said)
@@ -141,7 +142,7 @@ async def bring(
         except BaseException as error:
             note("failed", str(error) or type(error).__name__)
             raise
-        note("done")
+        note("done", result if isinstance(result, str) else "")
         return result
 
     calls: dict[Action, Callable[[float], Awaitable[Any]]] = {

@@ -191,6 +191,11 @@ class TransformersEngine:
         self._paused = False
         self._wake()
 
+    @property
+    def released(self) -> bool:
+        """Whether the KV cache has no memory."""
+        return self._open().released
+
     def release(self) -> int:
         """Give the memory of the KV cache and of the cached prefixes back; returns the bytes of the cache. Skipped
         while paused requests hold KV. RuntimeError unless paused.

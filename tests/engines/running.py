@@ -133,21 +133,25 @@ class Running:
 
     def left(self) -> set[str]:
         """Names in /dev/shm that were not there before, and that no living process holds."""
-        return _named() - self.shared_memory - _held()
+        held = _held()
+        new = set(_named()) - set(self.shared_memory)
+        return {name for name, inode in _named().items() if name in new and inode not in held}
 
 
-def _named() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+def _named() -> dict[str, int]:
+    """What is in /dev/shm: name → inode."""
+    return {file.name: file.inode() for file in os.scandir("/dev/shm")}
 
 
-def _held() -> set[str]:
-    """Names of /dev/shm that a living process has mapped or opened: others on this machine, here."""
-    held: set[str] = set()
+def _held() -> set[int]:
+    """Inodes of /dev/shm that a living process has mapped or opened: others on this machine, here."""
+    held: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            mapped = (process / "maps").read_text().split("\n")
-            opened = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+            mapped = (process / "maps").read_text().splitlines()
+            opened = [fd for fd in (process / "fd").iterdir() if "/dev/shm/" in os.readlink(fd)]
+            held |= {fd.stat().st_ino for fd in opened}
         except OSError:
             continue
-        held |= {line.split("/dev/shm/")[1] for line in [*mapped, *opened] if "/dev/shm/" in line}
+        held |= {int(line.split()[4]) for line in mapped if " /dev/shm/" in line}
     return held

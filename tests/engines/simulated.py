@@ -116,6 +116,7 @@ class World:
         self.servers: dict[str, Server] = {}
         self.processes: list[Process] = []
         self.over = False
+        self.anew = "default"  # the version that a restarted server of others names
         replicas = [self._replica(at, ours) for at, ours in enumerate(owned)]
         self.fleet = Fleet(
             replicas,
@@ -353,7 +354,9 @@ class Connections:
     def _kill(self, server: Server) -> None:
         server.die()
         if self.url.startswith("http://theirs") and not self.world.over:
-            self.world.servers[self.url] = Server(self.world, self.url, version="default", ready=RESTART)
+            self.world.servers[self.url] = Server(
+                self.world, self.url, version=self.world.anew, ready=RESTART
+            )
 
     async def close(self) -> None:
         self.closed.set()

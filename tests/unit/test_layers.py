@@ -16,6 +16,7 @@ HEAVY = {
     for name in (
         *("transformers", "slots", "sampling", "memory", "embedded"),
         *("served.staging", "served.verify", "served.transports", "served.launch", "served.serve"),
+        *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}

@@ -109,17 +109,27 @@ class ServerProcess:
 
 
 def _named_memory(session: int) -> set[Path]:
-    """The files in /dev/shm that a session's processes, and nobody else, have mapped. A killed server leaves them."""
-    ours: set[Path] = set()
-    others: set[Path] = set()
+    """The files in /dev/shm that a session's processes, and nobody else, have mapped. A killed server leaves them.
+
+    By inode: a named semaphore is mapped under a first name, and then gets its own.
+    """
+    ours: set[int] = set()
+    others: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            found = {Path(x.split()[5]) for x in maps.read_text().splitlines() if " /dev/shm/" in x}
+            found = {int(x.split()[4]) for x in maps.read_text().splitlines() if " /dev/shm/" in x}
             of = ours if os.getsid(int(maps.parent.name)) == session else others
         except (OSError, IndexError):
             continue
         of |= found
-    return ours - others
+    return {path for path in Path("/dev/shm").iterdir() if _inode(path) in ours - others}
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except OSError:  # it is gone already
+        return 0
 
 
 def _start(command: list[str], variables: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -198,13 +198,16 @@ class HttpReplica:
         self._mode = mode
         await self._do("/pause_generation", {"mode": mode})
 
-    async def release(self) -> None:
-        """Skipped where requests keep their KV, and where the server has no means to (SGLang on a CPU)."""
-        if self._mode == "in_place" or not self._saver or self._released:
-            return
-        self._released = None
-        await self._do("/release_memory_occupation", {"tags": ["kv_cache"]})
-        self._released = True
+    async def release(self) -> str:
+        if self._mode == "in_place":
+            return "requests keep their KV"
+        if not self._saver:
+            return "the server was started without --enable-memory-saver, which needs a GPU"
+        if not self._released:
+            self._released = None
+            await self._do("/release_memory_occupation", {"tags": ["kv_cache"]})
+            self._released = True
+        return ""
 
     async def update(self, weights: Any, version: int) -> int:
         """The prefix cache is emptied, but for in_place, where requests hold it. It is safe all the same: KV is shared
@@ -250,7 +253,9 @@ class HttpReplica:
         return self.heard
 
     async def close(self) -> None:
-        await self._carrier.close(self._client)
-        await self._client.close()
-        if self._process is not None:
-            self._process.end()
+        try:
+            await self._carrier.close(self._client)
+        finally:
+            await self._client.close()
+            if self._process is not None:
+                self._process.end()

@@ -1,8 +1,9 @@
 """Whether a server holds the weights that it was sent, by what it says of each of its own tensors.
 
 A server answers with a hash of every parameter under its own name. SGLang fuses some (q, k and v; gate and up), which
-are the rows of ours one after the other. On a CPU its hash is the first 64 bits of the SHA-256 of the stored bytes; on
-a GPU it is another, and a rank of several has but slices: there, only the version that it names is compared.
+are the rows of ours one after the other, and fills the rows of a vocabulary up to a multiple of 64 with zeros. On a CPU
+its hash is the first 64 bits of the SHA-256 of the stored bytes; on a GPU it is another, and a rank of several has but
+slices: there, only the version that it names is compared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from flowgraph.engines.served.staging import Staged
 from flowgraph.engines.sync import ReplicaError
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+ROWS = 64
 SECONDS = 600.0
 
 
@@ -31,22 +34,24 @@ def digest(*tensors: Any) -> str:
     return hash.hexdigest()[:16]
 
 
-def expected(name: str, tensors: Mapping[str, Any]) -> str | None:
-    """The hash that a server's parameter must have; None for one that is no weight of ours (a buffer, say)."""
+def expected(name: str, tensors: Mapping[str, Any]) -> tuple[str, ...]:
+    """The hashes that a server's parameter may have; none for one that is no weight of ours (a buffer, say)."""
     if name in tensors:
-        return digest(tensors[name])
+        tensor = tensors[name]
+        more = -len(tensor) % ROWS if name.endswith(VOCABULARY) else 0
+        return (digest(tensor), *([digest(tensor, tensor.new_zeros(more, tensor.shape[1]))] if more else []))
     for fused, parts in FUSED.items():
         names = [name.replace(fused, part) for part in parts]
         if fused in name and all(one in tensors for one in names):
-            return digest(*(tensors[one] for one in names))
-    return None
+            return (digest(*(tensors[one] for one in names)),)
+    return ()
 
 
 class Checksums:
     """Compares every tensor; what is expected is hashed once for all replicas."""
 
     def __init__(self) -> None:
-        self._known: tuple[Staged | None, dict[str, str | None]] = (None, {})
+        self._known: tuple[Staged | None, dict[str, tuple[str, ...]]] = (None, {})
 
     async def __call__(self, client: Client, staged: Staged) -> None:
         """Raises ReplicaError naming the first tensor that the server holds otherwise, or when none can be compared."""
@@ -61,8 +66,8 @@ class Checksums:
         for name, has in checked.ranks[0].checksums.items():
             if name not in known:
                 known[name] = expected(name, staged.tensors)
-            compared += known[name] is not None
-            if known[name] not in (None, has):
+            compared += bool(known[name])
+            if known[name] and has not in known[name]:
                 text = f"{client.url} holds {name} otherwise than version {staged.version} has it"
                 raise ReplicaError(text)
         if not compared:

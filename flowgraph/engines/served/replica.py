@@ -260,7 +260,9 @@ class HttpReplica:
         return self.heard
 
     async def close(self) -> None:
-        await self._carrier.close(self._client)
-        await self._client.close()
-        if self._process is not None:
-            self._process.end()
+        try:
+            await self._carrier.close(self._client)
+        finally:
+            await self._client.close()
+            if self._process is not None:
+                self._process.end()

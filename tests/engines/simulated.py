@@ -239,7 +239,7 @@ class Server:
             return {}
         if path == "/v1/loads":
             return {"loads": [{"decode_moments": [self.tokens]}]}
-        assert path == "/model_info"
+        assert path in ("/model_info", "/server_info")
         return {"weight_version": self.weights}
 
     async def _pause(self, body: Any, fault: str) -> None:

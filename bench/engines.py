@@ -1,9 +1,9 @@
 """Every engine and plain `transformers.generate` on one job: 64 requests of mixed lengths, all sent at once.
 
-`python bench/engines.py [--rounds 3] [--python .venv-sglang/bin/python] [--dtype bfloat16]`; without an interpreter
-that has SGLang (or FLOWGRAPH_SGLANG_PYTHON) its row is left out. Prompts have 8 to 128 tokens, budgets are 8 to 64 (seed 0),
-and everybody may use all cores. Engines run one after the other, each in a process of its own; a round is the whole
-job, and figures are medians of rounds after one that warms up.
+`python bench/engines.py [--rounds 3] [--python PATH] [--dtype bfloat16]`; without an interpreter that has SGLang (or
+FLOWGRAPH_SGLANG_PYTHON) its row is left out. Prompts have 8 to 128 tokens, budgets are 8 to 64 (seed 0), and everybody
+may use all cores. Engines run one after the other, each in a process of its own; a round is the whole job, and figures
+are medians of rounds after one that warms up.
 
 tokens/s counts the tokens that were asked for: `generate` pads its batches on the left and runs each until its longest
 budget, and what it samples beyond a request's own budget is nobody's. It gets the requests in batches of 16, sorted by

@@ -1,5 +1,5 @@
-"""A TCP proxy before one HTTP server, that fails on purpose: at a request it knows by its path, before the server has
-it, while the server is at it, or when its answer is there.
+"""A TCP proxy before one HTTP server that fails on purpose: at a request, known by its path, before the server has it,
+while the server is at it, or when its answer is there.
 """
 
 from __future__ import annotations

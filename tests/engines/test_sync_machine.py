@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
+from simulated import FAULTS, PATHS, Fault, World, logprob, prompt, run, token
 
 from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.protocol import PAUSE_MODES, Generation, PauseMode, Sampling, Synced
 from flowgraph.engines.sync import ACTIONS, Action, State, Sync
 from flowgraph.errors import EngineFailed
-from tests.engines.simulated import FAULTS, PATHS, Fault, World, logprob, prompt, run, token
 
 # --- the machine ------------------------------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ def test_a_sync_ends_a_recovery_that_is_under_way_and_brings_the_replica_itself(
 def test_weights_that_do_not_fit_change_nothing_and_a_recovery_goes_on() -> None:
     async def story(world: World, scenario: Scenario) -> None:
         fleet: Fleet = world.fleet
-        stage = fleet._stage
+        stage = fleet.rotation.stage
 
         def refuse(weights: Any, version: int) -> Any:
             raise ValueError("no weight was changed: 'x' is missing")
@@ -455,10 +455,10 @@ def test_weights_that_do_not_fit_change_nothing_and_a_recovery_goes_on() -> None
         world.faults = [Fault("/generate", "kill before")]
         asked = scenario.ask(10)
         await asyncio.sleep(1.0)
-        fleet._stage = refuse
+        fleet.rotation.stage = refuse
         with pytest.raises(ValueError, match="'x' is missing"):
             await fleet.sync({}, 1)
-        fleet._stage = stage
+        fleet.rotation.stage = stage
         assert fleet.version == 0
         assert set((await asked.task).versions) == {0}
 

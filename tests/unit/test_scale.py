@@ -196,7 +196,6 @@ def test_what_is_only_described_or_split_among_ranks_does_not_run(tmp_path: Path
         "the model of owner rollout,",
         "the model of owner trainer,",
         "owner trainer has 1,024 ranks,",
-        "hop rollout (hops.replay.rollout_routed) only describes",
         "hop train (hops.replay.train_routed) only describes",
     ]
     assert not (tmp_path / "runs").exists()

@@ -65,6 +65,7 @@ async def transformers_fleet(
                 sys.executable, arguments, variables=variables, log=_log(logs, "transformers", at)
             ),
             saver=True,
+            repeatable=True,
             verify=checks,
         )
         for at in range(options.processes)

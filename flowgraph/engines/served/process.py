@@ -35,6 +35,7 @@ class ServerProcess:
     ) -> None:
         self._python, self._arguments, self._variables, self.log = python, arguments, variables, log
         self._process: subprocess.Popen[bytes] | None = None
+        self._named: set[Path] = set()  # what it had in /dev/shm when it was ready
         self.port = 0
 
     @property
@@ -70,7 +71,7 @@ class ServerProcess:
     def end(self) -> None:
         """Kill it and all that it started, and remove what they had in /dev/shm. Harmless when repeated."""
         if self._process is not None:
-            named = _named_memory(self._process.pid)
+            named = self._named | _named_memory(self._process.pid)
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # it is gone, or leads no session yet
@@ -79,6 +80,7 @@ class ServerProcess:
             self._process = None
             for path in named:
                 path.unlink(missing_ok=True)
+            self._named = set()
 
     async def until(self, ready: Callable[[], object], seconds: float) -> None:
         """Wait until `ready` gives no ReplicaError. Raises ReplicaError when the process ended, TimeoutError when it
@@ -91,6 +93,7 @@ class ServerProcess:
                 raise ReplicaError(self.ended())
             try:
                 await ready()  # type: ignore[misc]
+                self._named = _named_memory(self.pid)
                 return
             except ReplicaError as error:
                 if loop.time() > end:

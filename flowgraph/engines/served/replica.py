@@ -47,6 +47,7 @@ class HttpReplica:
 
     process: that we start and may replace; None for a server that somebody else runs
     saver: whether the server gives back KV memory when it is told to; without that, release and resume are no-ops
+    repeatable: whether it may be told to release what is released, and to resume what was not
     channels: what side channels the model has
     verify: the checksums that a server must have when it holds the given weights, by its own names; see `checksums.py`
     connect: gives the client of an address
@@ -60,6 +61,7 @@ class HttpReplica:
         process: ServerProcess | None = None,
         url: str = "",
         saver: bool = False,
+        repeatable: bool = False,
         verify: Any = None,
         channels: Channels | None = None,
         connect: Callable[[str], Client] = Client,
@@ -67,7 +69,7 @@ class HttpReplica:
         assert (process is None) == bool(url)
         self.name = name
         self._carrier, self._process, self._saver = carrier, process, saver
-        self._verify, self._channels = verify, channels
+        self._repeatable, self._verify, self._channels = repeatable, verify, channels
         self._connect = connect
         self._client = connect(url or "http://127.0.0.1:0")
         self._mode: PauseMode = "retract"
@@ -92,13 +94,18 @@ class HttpReplica:
             self._carrier.forget()  # whoever runs it may have started it anew
             await self._patiently(seconds)
             return
-        # Whether KV memory is released can't be asked for, and a wrong guess kills the server: so start it anew.
-        if not process.alive() or self._released is None:
-            await self._client.close()
-            process.launch()
-            self._client = self._connect(f"http://127.0.0.1:{process.port}")
-            self._released, self._version = False, 0
-            self._carrier.forget()
+        # Whether KV memory is released can't be asked for, and a wrong guess kills SGLang: so start it anew.
+        if process.alive() and (self._repeatable or self._released is not None):
+            try:
+                return await process.until(self._answers, seconds)
+            except ReplicaError:  # it was about to end
+                if process.alive():
+                    raise
+        await self._client.close()
+        process.launch()
+        self._client = self._connect(f"http://127.0.0.1:{process.port}")
+        self._released, self._version = False, 0
+        self._carrier.forget()
         await process.until(self._answers, seconds)
 
     async def _answers(self) -> None:
@@ -211,7 +218,7 @@ class HttpReplica:
 
     async def update(self, weights: Any, version: int) -> int:
         """The prefix cache is emptied, but for in_place, where requests hold it. It is safe all the same: KV is shared
-        only between requests of one version, because each says for which (`extra_key`).
+        only between requests that were sent under one version, because each says which (`extra_key`).
         """
         sent = await self._carrier.push(self._client, weights, version, flush=self._mode != "in_place")
         if self._verify is not None:
@@ -253,7 +260,9 @@ class HttpReplica:
         return self.heard
 
     async def close(self) -> None:
-        await self._carrier.close(self._client)
-        await self._client.close()
-        if self._process is not None:
-            self._process.end()
+        try:
+            await self._carrier.close(self._client)
+        finally:
+            await self._client.close()
+            if self._process is not None:
+                self._process.end()

@@ -121,6 +121,7 @@ class Server:
         app.router.add_post("/update_weights_from_delta", _answer(self.update_from_delta, raw=True))
         app.router.add_post("/weights_checker", _answer(self.check))
         app.router.add_get("/model_info", _answer(self.info))
+        app.router.add_get("/server_info", _answer(self.info))
         app.router.add_get("/v1/loads", _answer(self.loads))
         return app
 

@@ -138,8 +138,9 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(running: Running, s
     running.serve("base")
     prompt, ids, text = stop(running.model)
     end = next(n for n in range(1, len(ids) + 1) if text.encode() in running.model.text(ids[:n]))
-    for new in (end + 30, end):  # also where it is completed by the last token allowed
-        out = running.answer(prompt, new, temperature=0, stop=("never", text))
+    # Alone or not, and where it is completed by the last token allowed.
+    for new, stops in ((end + 30, (text,)), (end, ("never", text))):
+        out = running.answer(prompt, new, temperature=0, stop=stops)
         assert out.ids.tolist() == ids[:end]
         assert out.finish_reason == "stop"
         running.check(prompt, out, temperature=0)

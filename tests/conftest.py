@@ -1,6 +1,16 @@
 """Fixtures that tests in several folders share."""
 
+import os
+
 import pytest
+
+SGLANG = "FLOWGRAPH_SGLANG_PYTHON"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests against a real server are deselected unless they are asked for; then they run or fail, and never skip."""
+    if item.get_closest_marker("sglang") and not os.environ.get(SGLANG):
+        pytest.fail(f"this test needs a real SGLang server: let {SGLANG} name its interpreter", pytrace=False)
 
 
 @pytest.fixture(scope="session")

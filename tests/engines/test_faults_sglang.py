@@ -40,9 +40,6 @@ KILLS: list[tuple[str, Moment]] = [
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        not PYTHON, reason="FLOWGRAPH_SGLANG_PYTHON doesn't name an interpreter that has SGLang"
-    ),
 ]
 
 

@@ -14,15 +14,12 @@ ROOT = Path(__file__).parents[2]
 GRAPH = ROOT / "graphs" / "quickstart_sglang.yaml"
 BOUND = 1e-3  # the graph's own, between log-probabilities of server and learner; 1e-5 is what is seen
 
-pytestmark = pytest.mark.sglang
 
-
+@pytest.mark.sglang
 def test_a_real_server_trains_and_holds_the_learners_weights_after_every_sync(
     smollm2: str, tmp_path: Path
 ) -> None:
-    python = os.environ.get("FLOWGRAPH_SGLANG_PYTHON")
-    if not python:
-        pytest.skip("FLOWGRAPH_SGLANG_PYTHON doesn't name an interpreter that has SGLang")
+    python = os.environ["FLOWGRAPH_SGLANG_PYTHON"]
     shared_memory = set(os.listdir("/dev/shm"))
     changed = {"owners.rollout.engine.python": python}
     done = flowgraph.run(str(GRAPH), overrides=changed, runs=str(tmp_path))

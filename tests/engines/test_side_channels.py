@@ -297,10 +297,7 @@ def test_a_models_side_channels_come_from_its_facts() -> None:
 # --- a server that runs -----------------------------------------------------------------------------------------------
 
 PYTHON = os.environ.get("FLOWGRAPH_SGLANG_PYTHON")
-running = [
-    pytest.mark.skipif(PYTHON is None, reason="FLOWGRAPH_SGLANG_PYTHON names no environment of SGLang"),
-    pytest.mark.timeout(900),
-]
+running = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 
 def asked(ids: list[int], tokens: int) -> dict[str, Any]:

@@ -119,10 +119,8 @@ def served(
     options: EngineOptions
     if kind is TransformersOptions:
         options = TransformersOptions(model, slots=SLOTS, dtype="float32", processes=1, weights=way)
-    elif python:
-        options = SglangOptions(model, slots=SLOTS, dtype="float32", device="cpu", python=python, weights=way)
     else:
-        pytest.skip(f"{SGLANG} doesn't name an interpreter that has SGLang")
+        options = SglangOptions(model, slots=SLOTS, dtype="float32", device="cpu", python=python, weights=way)
     running = Running(request.param, options, served_model, tmp_path_factory.mktemp("logs"))
     yield Served(running, way)
     running.close()

@@ -36,7 +36,6 @@ from flowgraph.errors import Check
 
 ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("FLOWGRAPH_SGLANG_PYTHON")  # an interpreter with the recipe installed
-real = pytest.mark.skipif(REAL is None, reason="FLOWGRAPH_SGLANG_PYTHON names no environment of SGLang")
 
 
 class Made:
@@ -309,7 +308,7 @@ def _plugged(name: str, value: str, code: str = PLUGGED) -> subprocess.Completed
     )
 
 
-@real
+@pytest.mark.sglang
 def test_a_real_environment_holds_every_step() -> None:
     assert REAL is not None
     assert missing(REAL, "cpu") == []

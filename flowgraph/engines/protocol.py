@@ -19,8 +19,7 @@ import numpy.typing as npt
 # stop: EOS or a stop string; length: max_new_tokens; context: the model's context ended first; abort: somebody's will.
 FinishReason = Literal["stop", "length", "context", "abort"]
 # What becomes of requests under way while weights change. retract: their KV is dropped, and computed anew under the new
-# weights; in_place: they go on with the KV they have, and one that still waits may begin with a prefix that is cached
-# from before (SGLang); abort: they end, and what they have is the prefix of a new one.
+# weights; in_place: they go on with the KV they have; abort: they end, and what they have is the prefix of a new one.
 PauseMode = Literal["retract", "in_place", "abort"]
 PAUSE_MODES: tuple[PauseMode, ...] = ("retract", "in_place", "abort")
 # What an engine may record of every token beside its log-probability.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flowgraph.engines.registry import launched
 from flowgraph.errors import FlowgraphError, ModelError
 from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
@@ -87,7 +88,9 @@ def run_graph(
         view = make_view(plan, live=live)
         paths = {name: m.path for name, m in models.items()}
         ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))
-        status, error, grace = "failed", "", 0.0
+        # Servers that are killed with their worker leave what they had in /dev/shm; a worker that is asked removes it.
+        served = any(o.engine is not None and launched(o.engine) for o in plan.owners.values())
+        status, error, grace = "failed", "", 5.0 if served else 0.0
         try:
             view.note(f"{plan.graph}: {counted(plan.run.steps, 'step')}, {executor}, in {run_dir.path}")
             workers.start(plan, paths, fds)

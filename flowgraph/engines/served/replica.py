@@ -139,7 +139,25 @@ class HttpReplica:
         rid: str,
         recorded: int = 0,
     ) -> Generation:
-        body = wire.request(prompt, sampling, key=key, drawn=drawn, rid=rid, cache=f"v{self._version}")
+        made, meta = await self._once(prompt, sampling, key, drawn, rid, recorded)
+        # One that waited in the server while weights changed in place may have begun with KV of the old ones.
+        while (
+            self._mode == "in_place" and meta.cached_tokens and len(made.ids) and made.versions[0] > meta.sent
+        ):
+            made, meta = await self._once(prompt, sampling, key, drawn, rid, recorded)
+        waited = made.finish_reason == "abort" and not len(
+            made.ids
+        )  # nothing was computed, and nothing recorded
+        if waited or not sampling.record:
+            return made
+        side = self._side(meta, sampling, len(prompt), len(made.ids), recorded, rid)
+        return msgspec.structs.replace(made, side=side)
+
+    async def _once(
+        self, prompt: npt.NDArray[np.int32], sampling: Sampling, key: int, drawn: int, rid: str, recorded: int
+    ) -> tuple[Generation, wire.Meta]:
+        sent = self._version
+        body = wire.request(prompt, sampling, key=key, drawn=drawn, rid=rid, cache=f"v{sent}")
         if "routed_experts" in sampling.record:
             body["routed_experts_start_len"] = recorded
         try:
@@ -151,15 +169,7 @@ class HttpReplica:
         except Cut as error:
             raise self._said(error) from error
         self._retractions += reply.meta_info.num_retractions
-        made = wire.generation(reply, rid)
-        waited = made.finish_reason == "abort" and not len(
-            made.ids
-        )  # nothing was computed, and nothing recorded
-        if waited or not sampling.record:
-            return made
-        return msgspec.structs.replace(
-            made, side=self._side(reply.meta_info, sampling, len(prompt), len(made.ids), recorded, rid)
-        )
+        return wire.generation(reply, rid), msgspec.structs.replace(reply.meta_info, sent=sent)
 
     def _side(
         self, meta: wire.Meta, sampling: Sampling, prompt: int, response: int, recorded: int, rid: str

@@ -25,7 +25,10 @@ class Finish(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    """output_token_logprobs, input_token_logprobs: [log-probability, id, text] of each token"""
+    """output_token_logprobs, input_token_logprobs: [log-probability, id, text] of each token
+
+    sent: the version that the server was known to hold when the request was sent; ours, not the server's
+    """
 
     id: str
     finish_reason: Finish
@@ -36,6 +39,7 @@ class Meta(msgspec.Struct):
     num_retractions: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    sent: int = 0
     routed_experts: bytes | None = None
     indexer_topk: bytes | None = None
 

@@ -110,7 +110,7 @@ class Faulty:
         self, pause: PauseMode, seconds: float = DEADLINE
     ) -> tuple[Synced, list[Generation]]:
         tasks = self.ask_many()
-        await self.running.running(SLOTS)
+        await self.running.until(lambda load: load.running >= SLOTS)
         self.journal.clear()
         synced = await self.sync(pause, seconds)
         async with asyncio.timeout(60.0):

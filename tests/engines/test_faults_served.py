@@ -109,7 +109,7 @@ def test_the_server_is_killed_between_syncs(one: Faulty) -> None:
 
     async def case() -> None:
         tasks = one.ask_many()
-        await one.running.running(SLOTS)
+        await one.running.until(lambda load: load.running >= SLOTS)
         one.kill()
         outs = await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
         one.check_requests(list(outs), "retract", {one.engine.version})
@@ -162,7 +162,7 @@ def test_a_server_that_stops_answering_is_killed_and_replaced_within_the_deadlin
         (proxy,) = one.proxies
         proxy.trap(PATHS["pause"], "before", lambda: one.signal(signal.SIGSTOP), cut=False)
         tasks = one.ask_many()
-        await one.running.running(SLOTS)
+        await one.running.until(lambda load: load.running >= SLOTS)
         one.journal.clear()
         synced = await one.sync(seconds=32.0)
         assert 8.0 < synced.seconds < 32.0
@@ -196,7 +196,7 @@ def test_weights_of_another_model_leave_the_old_ones_served(one: Faulty, served_
 def test_of_two_servers_one_is_killed_in_a_sync_and_the_other_serves_at_once(two: Faulty) -> None:
     async def case() -> None:
         tasks = two.ask_many(8)
-        await two.running.running(2 * SLOTS)
+        await two.running.until(lambda load: load.running >= 2 * SLOTS)
         two.proxies[1].trap(PATHS["update"], "inside", lambda: two.kill(1))
         sync = asyncio.ensure_future(two.sync())
         async with asyncio.timeout(30.0):
@@ -233,7 +233,7 @@ def test_close_in_the_middle_of_a_sync_leaves_nothing(
 
     async def case() -> None:
         tasks = one.ask_many()
-        await one.running.running(SLOTS)
+        await one.running.until(lambda load: load.running >= SLOTS)
         one.proxies[0].trap(
             PATHS["update"], "inside", lambda: (fault and one.kill(), reached.set()), cut=bool(fault)
         )

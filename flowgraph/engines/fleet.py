@@ -252,13 +252,17 @@ class Fleet:
     def load(self) -> EngineLoad:
         return self.rotation.load()
 
+    async def look(self, hung: float) -> None:
+        """Ask every replica for its load now; see `Rotation.look`."""
+        await self.rotation.look(hung)
+
     def watch(self, every: float, hung: float) -> None:
         """Look at every replica, again and again, until the engine is closed."""
 
         async def run() -> None:
             while True:
                 await asyncio.sleep(every)
-                await self.rotation.look(hung)
+                await self.look(hung)
 
         self._soon(run())
 

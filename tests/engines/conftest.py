@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import SLOTS, Running
 from served_model import ServedModel
-from tiny_model import SIZES, save_model
+from tiny_llama import SIZES, save_model
 from transformers import LlamaConfig
 
 from flowgraph.engines.registry import EngineOptions, SglangOptions, TransformersOptions

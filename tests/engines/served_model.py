@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tiny_model import SIZES, VOCABULARY, save_model
+from tiny_llama import SIZES, VOCABULARY, save_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from torch.func import functional_call

@@ -91,7 +91,7 @@ class Served:
     async def cut(self, weights: Weights, seconds: float) -> bool:
         """Begin an update and be cancelled in the midst of it, however far it is by then; False: it was done."""
         await self.replica.pause("retract")
-        staged = self.engine._stage(weights, self.engine.version + 1)
+        staged = self.engine.rotation.stage(weights, self.engine.version + 1)
         try:
             await asyncio.wait_for(self.replica.update(staged, self.engine.version + 1), seconds)
         except TimeoutError:

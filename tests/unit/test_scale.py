@@ -200,7 +200,7 @@ def test_what_is_only_described_or_split_among_ranks_does_not_run(tmp_path: Path
     ]
     assert not (tmp_path / "runs").exists()
     checked = CliRunner().invoke(main, ["check", str(GRAPHS / "r3_deepseek_v3.yaml")])
-    assert checked.stdout.endswith("priced only: rollout, train, trainer\n")
+    assert checked.stdout.endswith("priced only: train, rollout, trainer\n")
 
 
 # --- prompts off the driver --------------------------------------------------------------------------------------

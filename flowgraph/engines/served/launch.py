@@ -55,7 +55,7 @@ async def transformers_fleet(
         flags = [str(part) for pair in {**wanted, "--port": port}.items() for part in pair]
         return ["-m", "flowgraph.engines.served.serve", *flags]
 
-    variables = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     checks = Checksums()
     replicas = [
         HttpReplica(

@@ -190,7 +190,7 @@ async def _started(
         context=context,
         vocabulary=directory_facts(Path(model_dir)).vocab,
         stage=staging,
-        initial=initial(model_dir),
+        initial=initial(model_dir, options.dtype),
         completed=Stops(model_dir).end,
         journal=journal,
         patience=patience,

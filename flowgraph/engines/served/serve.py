@@ -82,6 +82,8 @@ class Server:
         tensors: dict[str, Any] = {}
         for file in sorted(Path(body["model_path"]).glob("*.safetensors")):
             tensors |= load_file(file)
+        dtype = self.engine.dtype  # the model's own files may have another
+        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         self.engine.update_weights(tensors, int(body["weight_version"]))
         return {"success": True}
 

@@ -87,7 +87,7 @@ async def publish_checked(
         np.abs(score - rescored[a:b])[np.asarray(response_mask[a:b])]
         for (a, b), score in zip(edges, scores, strict=True)
     ]
-    gap = float(max((g.max() for g in gaps if len(g)), default=0.0))
+    gap = float(np.concatenate([np.zeros(1), *gaps]).max())  # NaN, where any is
     if not gap <= bound:
         raise RunError(
             f"after the sync to version {done.version} the engine's log-probabilities are {gap:.3g} off the learner's",

@@ -16,6 +16,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,9 +147,10 @@ class Fleet:
     ) -> Generation:
         """Segment after segment, until one ends by itself or the request is aborted."""
         tries = 0
+        like = blake2b(prompt.tobytes(), digest_size=16).digest()
         while not request.aborted:
             have = request.so_far
-            member = await self.rotation.choose(prompt.tobytes(), lambda: request.aborted)
+            member = await self.rotation.choose(like, lambda: request.aborted)
             if member is None:
                 break
             name = uuid.uuid4().hex
@@ -222,7 +224,7 @@ class Fleet:
         if len(tokens) > self._context:
             raise ValueError(f"log-probabilities: {len(tokens)} tokens exceed the context of {self._context}")
         for _ in range(TRIES):
-            member = await self.rotation.choose(tokens.tobytes(), lambda: False)
+            member = await self.rotation.choose(None, lambda: False)
             assert member is not None
             name = uuid.uuid4().hex
             member.requests.add(name)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # How weights get into a server: a file that it reads by path; descriptors of shared memory; a broadcast; what changed.
 Push = Literal["disk", "tensor", "distributed", "delta"]
+ROOM = 8  # tokens by which SGLang wants a context to be longer than what it is asked to fill
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 

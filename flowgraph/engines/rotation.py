@@ -93,8 +93,11 @@ class Rotation:
                     ) from problem
                 raise problem
 
-    async def choose(self, prompt: bytes, unwanted: Callable[[], bool]) -> Member | None:
-        """A replica in rotation, waited for; None when it is unwanted meanwhile. EngineFailed when none serves."""
+    async def choose(self, prompt: bytes | None, unwanted: Callable[[], bool]) -> Member | None:
+        """A replica in rotation, waited for; None when it is unwanted meanwhile. EngineFailed when none serves.
+
+        prompt: a digest of it; None for what leaves nothing in a prefix cache
+        """
         until = _now() + self._patience
         while not unwanted():
             if self._closed:
@@ -111,8 +114,10 @@ class Rotation:
                     await self._changed.wait()
         return None
 
-    def _prefer(self, ready: list[Member], prompt: bytes) -> Member:
+    def _prefer(self, ready: list[Member], prompt: bytes | None) -> Member:
         least = min(ready, key=lambda m: len(m.requests))
+        if prompt is None:
+            return least
         known = self._affine.get(prompt)
         if known in ready and len(known.requests) <= len(least.requests) + self._slack:
             least = known

@@ -234,7 +234,7 @@ class SlotModel:
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     def load_weights(self, tensors: Mapping[str, Any]) -> None:
-        """Copy every tensor into the model; see Engine.update_weights for what is refused.
+        """Copy every tensor into the model; see Engine.sync for what is refused.
 
         The two names of a tied weight are one weight: either may be given, or both with equal values.
         """

@@ -103,7 +103,8 @@ class TransformersEngine:
         if threads is not None:
             torch.set_num_threads(threads)
         self._tokenizer = tokenizer_of(model_dir)
-        model = SlotModel(model_dir, slots=slots, context=context, dtype=DTYPES[dtype])
+        self.dtype = DTYPES[dtype]
+        model = SlotModel(model_dir, slots=slots, context=context, dtype=self.dtype)
         self._model: SlotModel | None = model
         self._sample_first, self._sample_next = (Sampler(rows, model.vocabulary) for rows in (1, slots))
         self._slots, self._context, self.vocabulary = slots, context, model.vocabulary

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.engines.registry import ENGINES, servers
+from flowgraph.engines.registry import ENGINES
 from flowgraph.errors import Diagnostic, ModelError, Place
 from flowgraph.ir.graph import Owner
 from flowgraph.learners.registry import LEARNERS
@@ -29,8 +29,8 @@ def read_owner(decl: OwnerDecl, found: list[Diagnostic]) -> Owner:
     if decl.engine is not None:
         what = f"owners.{decl.name}.engine"
         owner.engine = _resource(decl.engine, what, ENGINES, found)
-        if owner.engine is not None and decl.name == "driver" and servers(owner.engine):
-            message = f"{what} has servers, and the driver has no event loop to serve them with"
+        if owner.engine is not None and decl.name == "driver":
+            message = f"{what}: the driver has no event loop to serve requests on"
             found.append(
                 Diagnostic("FG106", decl.engine.place, message, "give the engine an owner of its own")
             )

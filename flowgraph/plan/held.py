@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from flowgraph.engines.registry import SglangOptions, launched, servers
+from flowgraph.engines.registry import ROOM, SglangOptions, launched, push, servers
 from flowgraph.models import ModelFacts, facts
 from flowgraph.plan.plan import Owner, Plan
 from flowgraph.spec.types import dtype_of
@@ -57,13 +57,15 @@ def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldK
     copies = launched(options) if servers(options) else 1
     if isinstance(options, SglangOptions):
         copies *= options.dp
-        tokens = options.kv_tokens or slots * owner.context
+        tokens = options.kv_tokens or slots * (owner.context + ROOM)
     else:
         tokens = slots * _columns(model, owner.context, size)
     if copies:
         yield "engine weights", copies * model.parameters * size
     if servers(options):
-        yield "staged weights", model.parameters * size
+        ranks = launched(options) * options.tp if isinstance(options, SglangOptions) else 0
+        own = ranks if push(options) == "delta" else 0  # each rank keeps the set that a delta is from
+        yield "staged weights", (1 + own) * model.parameters * size
     if copies:
         yield "KV cache", copies * tokens * _column(model, size)
     if copies and not isinstance(options, SglangOptions):  # SGLang keeps prefixes in the cache itself

@@ -98,7 +98,7 @@ class Worker:
                 threads=threads_of(owner),
                 logs=self.logs,
                 journal=journal_file(self.logs, owner.name),
-                patience=self.plan.run.deadline,
+                patience=0.9 * self.plan.run.deadline,  # it says why, before the driver gives up
             )
         if owner.learner is not None:
             from flowgraph.learners.registry import create_learner

@@ -269,7 +269,7 @@ def _off(weights: Weights) -> Delta:
 
 
 LOADER = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 sys.modules["flowgraph"] = None
 import torch, flowgraph_delta
 
@@ -282,7 +282,8 @@ def load(**order):
     global got
     got = {}
     pathlib.Path("answer").write_bytes(bytes(2))
-    text = json.dumps({"answer": "answer", "rank": 1, **order}).encode()
+    inode = os.stat("answer").st_ino
+    text = json.dumps({"answer": "answer", "inode": inode, "rank": 1, **order}).encode()
     flowgraph_delta.load(Model(), [("order", torch.tensor(list(text), dtype=torch.uint8))])
     print(json.dumps([list(pathlib.Path("answer").read_bytes()), got]))
 
@@ -292,6 +293,7 @@ load(delta="first", version=1)
 load(delta="first", version=1)
 load(directory="absent.json", version=0, answer="/nowhere/answer")
 load(delta="second", version=2)
+load(directory="whole", version=0, inode=0)
 load(directory="whole", version=0)
 load(delta="second", version=2)
 flowgraph_delta.load(Model(), [])
@@ -323,10 +325,11 @@ def test_the_loader_in_sglang_needs_no_flowgraph_and_never_raises(tmp_path: Path
         [failed, {}],  # from version 0, and it has 1
         [failed, {}],
         [failed, {}],  # after a failure it has no version
+        [failed, {"a": [1.0, 2.0], "b": [3.0]}],  # another file is there now, and is left alone
         [done, {"a": [1.0, 2.0], "b": [3.0]}],
         [failed, {}],  # from version 1
     ]
-    assert run.stderr.count("the weights were not loaded") == 6
+    assert run.stderr.count("the weights were not loaded") == 7
 
 
 # --- tensors by shared memory ----------------------------------------------------------------------------------------

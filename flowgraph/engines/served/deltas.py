@@ -93,7 +93,8 @@ class DeltaToSglang(Deltas):
 
     async def _order(self, client: Client, order: dict[str, str], version: int, flush: bool) -> bool:
         with _MemoryFile("flowgraph-answer", bytes(self._ranks)) as answer:
-            common = {**order, "version": version, "answer": answer.path}
+            # A rank that is late must not take another file, which has the same number by then, for this one.
+            common = {**order, "version": version, "answer": answer.path, "inode": answer.inode}
             body = {
                 "serialized_named_tensors": [_by_value(common | {"rank": r}) for r in range(self._ranks)],
                 "load_format": LOADER,
@@ -115,6 +116,7 @@ class _MemoryFile:
     def __init__(self, name: str, content: bytes | bytearray) -> None:
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self.inode = os.fstat(self._fd).st_ino
         self._size = len(content)
         with open(self._fd, "wb", closefd=False) as file:
             file.write(content)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgraph.engines.fleet import Fleet
-from flowgraph.engines.registry import SglangOptions, TransformersOptions, push
+from flowgraph.engines.registry import ROOM, SglangOptions, TransformersOptions, push
 from flowgraph.engines.served.deltas import LOADER
 from flowgraph.engines.served.process import ServerProcess, interpreter
 from flowgraph.engines.served.replica import HttpReplica
@@ -28,7 +28,6 @@ LONGER = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is on this machine already
 LOOK = 2.0  # seconds between two looks at a server's load
 HUNG = 300.0  # seconds without progress after which one is lost
-ROOM = 8  # tokens by which SGLang wants a context to be longer than what it is asked to fill
 
 
 async def transformers_fleet(
@@ -55,7 +54,7 @@ async def transformers_fleet(
         flags = [str(part) for pair in {**wanted, "--port": port}.items() for part in pair]
         return ["-m", "flowgraph.engines.served.serve", *flags]
 
-    variables = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     checks = Checksums()
     replicas = [
         HttpReplica(
@@ -190,7 +189,7 @@ async def _started(
         context=context,
         vocabulary=directory_facts(Path(model_dir)).vocab,
         stage=staging,
-        initial=initial(model_dir),
+        initial=initial(model_dir, options.dtype),
         completed=Stops(model_dir).end,
         journal=journal,
         patience=patience,

@@ -23,7 +23,10 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """python: the interpreter; arguments: port → what it runs (`-m`, module, options); log: where its output goes."""
+    """python: the interpreter; arguments: port → what it runs (`-m`, module, options); log: where its output goes
+
+    variables: its whole environment, so that a variable can be left out
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class ServerProcess:
         command = [self._python, under, str(os.getpid()), *self._arguments(self.port)]
         with self.log.open("ab") as out:
             try:
-                self._process = _start(command, {**os.environ, **self._variables}, out)
+                self._process = _start(command, self._variables, out)
             except OSError as error:
                 raise ReplicaError(f"{self._python} can't be run: {error}") from error
 

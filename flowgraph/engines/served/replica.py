@@ -49,7 +49,7 @@ class HttpReplica:
     saver: whether the server gives back KV memory when it is told to; without that, release and resume are no-ops
     repeatable: whether it may be told to release what is released, and to resume what was not
     channels: what side channels the model has
-    verify: the checksums that a server must have when it holds the given weights, by its own names; see `checksums.py`
+    verify: the checksums that a server must have when it holds the given weights, by its own names; see `verify.py`
     connect: gives the client of an address
     """
 
@@ -176,8 +176,9 @@ class HttpReplica:
     ) -> dict[str, Side]:
         if self._channels is None:
             raise ValueError(f"{rid}: nobody knows what side channels the model of {self.url} has")
-        # Rows of a retracted request are recorded anew, under the weights of its last tokens.
-        since = max(0, prompt + meta.weight_versions[-1].start - 1) if meta.num_retractions else 0
+        # Rows of a retracted request are recorded anew, under the weights of its last tokens, which may be other ones.
+        mixed = meta.num_retractions and len(meta.weight_versions) > 1
+        since = max(0, prompt + meta.weight_versions[-1].start - 1) if mixed else 0
         common: dict[str, Any] = {"rid": rid, "tokens": prompt + response, "since": since}
         side: dict[str, Side] = {}
         if "routed_experts" in sampling.record:
@@ -206,7 +207,9 @@ class HttpReplica:
         values = [value for value, _, _ in reply.meta_info.input_token_logprobs]
         if len(values) != len(tokens):
             raise ReplicaError(f"{self.url} gave {len(values)} log-probabilities of {len(tokens)} tokens")
-        return np.array([0.0 if value is None else value for value in values], np.float32)
+        if None in values[1:]:  # JSON has no NaN
+            raise ReplicaError(f"{self.url} gave no log-probability of token {values.index(None, 1)}")
+        return np.array([0.0, *values[1:]], np.float32)
 
     # --- the five actions -------------------------------------------------------------------------------------
 
@@ -219,7 +222,8 @@ class HttpReplica:
         if self._mode == "in_place":
             return "requests keep their KV"
         if not self._saver:
-            return "the server was started without --enable-memory-saver, which needs a GPU"
+            kind = "was started without --enable-memory-saver" if self._process is not None else "is not ours"
+            return f"the server {kind}"
         if not self._released:
             self._released = None
             await self._do("/release_memory_occupation", {"tags": ["kv_cache"]})

@@ -82,6 +82,8 @@ class Server:
         tensors: dict[str, Any] = {}
         for file in sorted(Path(body["model_path"]).glob("*.safetensors")):
             tensors |= load_file(file)
+        dtype = self.engine.dtype  # the model's own files may have another
+        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         self.engine.update_weights(tensors, int(body["weight_version"]))
         return {"success": True}
 
@@ -127,8 +129,8 @@ class Server:
 
 
 def _answer(handler: Any, *, raw: bool = False) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """JSON in, or bytes when raw, and JSON out; 400 with the reason for what the engine refuses, 409 for a delta that
-    doesn't fit its weights.
+    """JSON in, or bytes when raw, and JSON out. With the reason, 400 for a request that is at fault, 409 for a delta
+    that doesn't fit the engine's weights, 500 for whatever is wrong with the engine.
     """
 
     async def answer(request: web.Request) -> web.Response:
@@ -137,9 +139,11 @@ def _answer(handler: Any, *, raw: bool = False) -> Callable[[web.Request], Await
             if not raw:
                 body = msgspec.json.decode(body) if body else {}
             result = await handler(body)
-        except (ValueError, RuntimeError, KeyError, OSError) as error:
-            text = msgspec.json.encode({"error": {"message": f"{error}"}})
-            status = MISMATCH if isinstance(error, DeltaMismatch) else 400
+        except Exception as error:
+            at_fault = isinstance(error, ValueError | KeyError)
+            status = MISMATCH if isinstance(error, DeltaMismatch) else 400 if at_fault else 500
+            said = f"{error}" if at_fault else f"{type(error).__name__}: {error}"
+            text = msgspec.json.encode({"error": {"message": said}})
             return web.Response(status=status, body=text, content_type="application/json")
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 

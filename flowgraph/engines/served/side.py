@@ -131,7 +131,7 @@ def indexed(raw: bytes | None, model: Channels, *, rid: str, tokens: int, since:
 
 
 def joined(first: Side, second: Side, *, rid: str) -> Side:
-    """A trajectory that went on: what `first` has is kept, and `second` adds the rows that it lacks.
+    """A trajectory that went on: `second` adds the row of its last token and those that followed.
 
     second: of the same tokens and those that followed, from a request whose prompt begins with all tokens of `first`.
     Raises ValueError when it has fewer tokens, or other layers.
@@ -144,8 +144,9 @@ def joined(first: Side, second: Side, *, rid: str) -> Side:
         )
     values = np.concatenate([first.values, second.values[before:]])
     recorded = np.concatenate([first.recorded, second.recorded[before:]])
-    new = np.flatnonzero(~first.recorded & second.recorded[:before])
-    values[new], recorded[new] = second.values[new], True
+    last = before - 1  # what else `first` lacks was computed anew, maybe by other weights
+    if before and not recorded[last] and second.recorded[last]:
+        values[last], recorded[last] = second.values[last], True
     return Side(values, recorded)
 
 

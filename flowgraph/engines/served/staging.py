@@ -20,7 +20,10 @@ HEAD = "lm_head.weight"
 
 
 class Staged:
-    """Weights of one version, as a directory that a server can load and as tensors. delta: from the version before."""
+    """Weights of one version, as a directory that a server can load and as tensors. delta: from the version before.
+
+    dtype: what a server makes of the directory's floating-point tensors; None where they are as they are served
+    """
 
     def __init__(
         self,
@@ -29,9 +32,10 @@ class Staged:
         nbytes: int,
         held: Mapping[str, torch.Tensor] | None = None,
         delta: Delta | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.directory, self.version, self.nbytes, self.delta = directory, version, nbytes, delta
-        self._held = held
+        self._held, self._dtype = held, dtype
 
     @cached_property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -40,7 +44,7 @@ class Staged:
         out: dict[str, torch.Tensor] = {}
         for file in sorted(Path(self.directory).glob("*.safetensors")):
             out |= load_file(file)
-        return out
+        return {n: t.to(self._dtype) if t.is_floating_point() else t for n, t in out.items()}
 
     @cached_property
     def packed(self) -> bytearray:
@@ -49,9 +53,10 @@ class Staged:
         return pack(self.delta)
 
 
-def initial(model_dir: str) -> Staged:
-    """Version 0: the model's own files."""
-    return Staged(model_dir, 0, sum(f.stat().st_size for f in Path(model_dir).glob("*.safetensors")))
+def initial(model_dir: str, dtype: str) -> Staged:
+    """Version 0: the model's own files, whose dtype need not be the engine's."""
+    nbytes = sum(f.stat().st_size for f in Path(model_dir).glob("*.safetensors"))
+    return Staged(model_dir, 0, nbytes, dtype=getattr(torch, dtype))
 
 
 class Staging:

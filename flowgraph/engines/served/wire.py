@@ -86,8 +86,9 @@ def request(
 ) -> dict[str, Any]:
     """The body of /generate. cache: prompts share KV only with those of equal `cache`, which is the version.
 
-    The key is sent as a signed 64-bit seed. A server draws the random number of a position from seed and position, so
-    that a response which goes on in a second request draws what it would have in the first.
+    The key is sent as a signed 64-bit seed. Where the server draws by seed and position (ours; SGLang only with
+    --enable-deterministic-inference), a response that goes on in a second request
+    draws what it would have in the first.
     """
     body: dict[str, Any] = {
         "input_ids": prompt.tolist(),

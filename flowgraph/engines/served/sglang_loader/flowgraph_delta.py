@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _version: int | None = None  # of the copy and of the model; None: not known
 
 
 def load(model: Any, named_tensors: list[tuple[str, Any]]) -> None:
-    """named_tensors: one, u8 of a JSON object. version: that it leads to; rank: which byte of the file `answer` to set
-    when the model has it; and either `directory`, of safetensors files, or `delta`, a packed one.
+    """named_tensors: one, u8 of a JSON object. version: that it leads to; rank: which byte of the file `answer`, of
+    that inode, to set when the model has it; and either `directory`, of safetensors files, or `delta`, a packed one.
     """
     global _version
     try:
@@ -37,6 +38,8 @@ def load(model: Any, named_tensors: list[tuple[str, Any]]) -> None:
         changed = _whole(order["directory"]) if "directory" in order else _changes(order["delta"], at)
         model.load_weights([(name, _copy[name]) for name in changed])
         with open(order["answer"], "r+b") as answer:
+            if os.fstat(answer.fileno()).st_ino != order["inode"]:
+                raise RuntimeError(f"nobody waits for version {order['version']} any more")
             answer.seek(order["rank"])
             answer.write(b"\1")
         _version = order["version"]

@@ -103,9 +103,7 @@ async def push(options: Any, model_dir: str, where: Path, steps: int) -> dict[st
         try:
             for version in range(1, steps + 1):
                 mapped = load_file(where / f"v{version}.safetensors")
-                weights = {
-                    name: tensor.clone() for name, tensor in mapped.items()
-                }  # in memory, as a learner's
+                weights = {name: tensor.clone() for name, tensor in mapped.items()}  # as a learner has them
                 journal.clear()
                 done = await engine.sync(weights, version)
                 if done.retries:

@@ -44,6 +44,9 @@ class FromGroup:
         self._backend = "nccl" if device == "cuda" and torch.cuda.is_available() else "gloo"
         self._group: Group | None = None
         self._left = ""  # a group that the server may still be in
+        self._flat = torch.empty(
+            0, dtype=torch.uint8
+        )  # what is broadcast; its pages are there after the first push
 
     async def push(self, client: Client, weights: Any, version: int, *, flush: bool) -> int:
         pieces = list(buckets(weights.tensors))
@@ -52,7 +55,10 @@ class FromGroup:
                 await self._leave(client)
                 self._group = await self._join(client)
             group = self._group
-            flat = torch.empty(max(map(nbytes, pieces)), dtype=torch.uint8, device=group.device)
+            size = max(map(nbytes, pieces))
+            if len(self._flat) < size or self._flat.device != group.device:
+                self._flat = torch.empty(size, dtype=torch.uint8, device=group.device)
+            flat = self._flat
             async with session(client):
                 for at, bucket in enumerate(pieces):
                     last = at == len(pieces) - 1
@@ -128,7 +134,9 @@ class Group:
             master_listen_fd=listening.detach(),
         )
         self._held: list[Any] = [store]
-        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        )
 
     def join(self) -> None:
         """Blocks until every rank is there. The prefixes are those that SGLang's `init_custom_process_group` gives."""

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flowgraph.engines.served import wire
 from flowgraph.engines.served.client import Client, Refused
+from flowgraph.engines.weights.checksum import bits
 
 FOREVER = 3600.0  # the sync has the deadline
 BUCKET = 512 << 20  # bytes handed over at once
@@ -67,8 +69,12 @@ def fill(flat: Tensor, bucket: Bucket) -> None:
     """Lay a bucket end to end into u8[nbytes or more]."""
     at = 0
     for _, tensor in bucket:
-        raw = tensor.detach().reshape(-1).view(torch.uint8)
-        flat[at : at + len(raw)].copy_(raw)
+        raw = bits(tensor).view(np.uint8)
+        target = flat[at : at + len(raw)]
+        if flat.is_cuda:
+            target.copy_(torch.from_numpy(raw))
+        else:
+            target.numpy()[...] = raw  # which, unlike torch, waits for no other thread
         at += len(raw)
 
 

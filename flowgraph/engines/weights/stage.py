@@ -21,6 +21,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from flowgraph.engines.weights.checksum import bits
 from flowgraph.engines.weights.layout import Entry, check_same, header, views
 from flowgraph.errors import MemoryShort
 from flowgraph.memory import available
@@ -61,7 +62,8 @@ class Stage:
         check_same(self.tensors, tensors)
         self.version = None
         for name, target in self.tensors.items():
-            target.copy_(tensors[name].detach())
+            # By numpy: torch splits each copy among its threads, and on a busy machine waits for each of them.
+            bits(target)[...] = bits(tensors[name])
         self.version = version
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from flowgraph.engines.protocol import (
     Generation,
     PauseMode,
     Sampling,
+    Side,
     SideChannel,
     Synced,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "Scalars",
     "Seam",
     "Shared",
+    "Side",
     "SideChannel",
     "Synced",
     "Tensors",

@@ -19,9 +19,12 @@ from flowgraph import (
     Below,
     Dim,
     Engine,
+    Generation,
     Learner,
     Mask,
+    RunError,
     Sampling,
+    Side,
     SideChannel,
     Tensors,
     TiledOver,
@@ -84,7 +87,7 @@ async def rollout_routed(
     record: tuple[SideChannel, ...] = ("routed_experts",)
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
     out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
-    experts, columns = out.side["routed_experts"], trajectory(prompt, out, engine)._asdict()
+    experts, columns = _side(out, "routed_experts", len(prompt)), trajectory(prompt, out, engine)._asdict()
     columns = {name: columns[name] for name in Routed._fields if name in columns}
     return Routed(**columns, recorded=experts.recorded, routed_experts=experts.values.astype(np.int32))
 
@@ -103,7 +106,7 @@ async def rollout_indexed(
     record: tuple[SideChannel, ...] = ("routed_experts", "indexer_topk")
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
     out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
-    experts, positions = out.side["routed_experts"], out.side["indexer_topk"]
+    experts, positions = (_side(out, name, len(prompt)) for name in record)
     columns = trajectory(prompt, out, engine)._asdict()
     columns = {name: columns[name] for name in Indexed._fields if name in columns}
     return Indexed(
@@ -112,6 +115,14 @@ async def rollout_indexed(
         routed_experts=experts.values.astype(np.int32),
         indexer_topk=positions.values.astype(np.int32),
     )
+
+
+def _side(out: Generation, name: SideChannel, prompt: int) -> Side:
+    """A side channel of a response. Raises RunError for one without a token, of which nothing was recorded."""
+    if name not in out.side:
+        text = f"the engine recorded no {name}: it sampled no token after a prompt of {prompt} ({out.finish_reason})"
+        raise RunError(text, "lower dims.prompt.max below the model's context")
+    return out.side[name]
 
 
 @effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing replay")

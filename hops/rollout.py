@@ -15,7 +15,8 @@ class Trajectory(NamedTuple):
     """One trajectory of one leaf: the prompt's tokens, then the sampled ones.
 
     logprobs and versions are those of the sampled tokens (0 and -1 on the prompt); response_mask marks them.
-    backlog: requests that the engine had then and could not compute
+    backlog: requests that the engine had then and could not compute; one more when it had dropped this one's KV
+    to make room
     """
 
     tokens: Annotated[Int32[Array, "token"], Below("vocab")]
@@ -64,6 +65,8 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
             f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions"
         )
     load = engine.load()
+    # Dropped without new weights: for want of KV memory.
+    pressed = out.retractions > 0 and len(set(out.versions.tolist())) == 1
     metrics = {
         "length": r,
         "truncated": out.finish_reason in ("length", "context"),
@@ -79,5 +82,5 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
         versions=np.concatenate([np.full(p, -1), out.versions]).astype(np.int32),
         leaf_offsets=np.array([0, p + r], np.int64),
         metrics={name: float(value) for name, value in metrics.items()},
-        backlog=Backlog(load.backlog),
+        backlog=Backlog(load.backlog + pressed),
     )

@@ -68,6 +68,10 @@ class Embedded:
         self.engine.proceed()
 
     @property
+    def computed(self) -> float:
+        return self.engine.computed
+
+    @property
     def heard(self) -> EngineLoad:
         return self.engine.load()
 

@@ -196,6 +196,12 @@ class Fleet:
                     return cut(request.so_far, end)
             if segment.finish_reason != "abort":
                 return request.so_far
+            # Nothing, and not for a sync's sake: whoever aborts it may do so for ever.
+            tries += not len(segment.ids) and member.sync.serves(self.rotation.target)
+            if tries == TRIES and not request.aborted:
+                raise EngineFailed(
+                    f"{rid}: somebody aborts it, {tries} times", "see who else uses the servers"
+                )
             if len(request.so_far.ids) == sampling.max_new_tokens:  # aborted after its last token
                 return ended(request.so_far, "length")
         return ended(request.so_far, "abort")

@@ -182,6 +182,11 @@ class Replica(Protocol):
 
     name: str
 
+    @property
+    def computed(self) -> float:
+        """A number that grows while it computes, as last heard of."""
+        ...
+
     async def start(self, seconds: float) -> None:
         """Be there and answer: launch what ended, connect to what runs. Nothing is said of the version it serves."""
         ...

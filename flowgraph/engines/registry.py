@@ -40,6 +40,14 @@ class TransformersOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field=
             )
 
 
+# Flags of the server that prices and versions depend on, and what sets each.
+OURS = {
+    **{"model-path": "model", "dtype": "dtype", "device": "device", "max-running-requests": "slots"},
+    **{"tp-size": "tp", "dp-size": "dp", "max-total-tokens": "kv_tokens", "context-length": "dims"},
+    **{"host": "us: servers listen on 127.0.0.1", "port": "us: it is a free one", "weight-version": "us"},
+}
+
+
 class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="sglang"):
     """SGLang, in servers that we launch, or that somebody else runs at `urls`.
 
@@ -67,9 +75,12 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"urls: {url!r} does not begin with http://")
-        if self.urls and (self.python or self.flags):
-            given = "python" if self.python else "flags"
-            raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        for given in ("python", "flags", "processes"):
+            if self.urls and getattr(self, given) not in (None, {}, 1):
+                raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
+        for flag, option in OURS.items():
+            if flag in self.flags or flag.replace("-", "_") in self.flags:
+                raise ValueError(f"flags: {flag} is set by {option}")
         way = push(self)
         if self.dp > 1 and way != "disk":
             raise ValueError(f"weights: {way} goes to servers of dp 1; use processes, or weights: disk")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from flowgraph.engines.protocol import EngineLoad, PauseMode, Replica, Synced
 from flowgraph.engines.sync import Brought, Entry, Journal, ReplicaError, Sync, bring
 from flowgraph.errors import EngineFailed
@@ -281,7 +283,13 @@ class Rotation:
     # --- health -----------------------------------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
-        return total(m.replica.heard for m in self.members if m.sync.state != "out")
+        """What waits is counted here, and current; the rest is what was heard last."""
+
+        def of(member: Member) -> EngineLoad:
+            heard = member.replica.heard
+            return msgspec.structs.replace(heard, waiting=max(0, len(member.requests) - heard.slots))
+
+        return total(of(m) for m in self.members if m.sync.state != "out")
 
     async def look(self, hung: float) -> None:
         """Ask every replica for its load once. One that ended, or that has computed nothing for `hung` seconds while it
@@ -302,7 +310,7 @@ class Rotation:
                 elif _now() - member.heard[1] > hung:
                     self._hangs(member, error)
                 return
-            done = progress(member.replica)
+            done = member.replica.computed
             if done != member.heard[0] or not member.requests:
                 member.heard = (done, _now())
             elif _now() - member.heard[1] > hung:
@@ -333,11 +341,6 @@ def said(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "it did not answer in time"
     return str(error) or type(error).__name__
-
-
-def progress(replica: Replica) -> float:
-    """A number that grows while a replica computes."""
-    return float(getattr(replica, "computed", 0.0))
 
 
 def total(loads: Iterable[EngineLoad]) -> EngineLoad:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from flowgraph.engines.registry import push, servers
+from flowgraph.engines.registry import SglangOptions, push, servers
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.ranks import share
 from flowgraph.passes.sizes import WHICH, rows_per_step
@@ -72,7 +72,11 @@ def _pushed(
     if engine is None or by is None:
         return None
     read, count = [f for f in fields if f.port in weights], servers(engine)
-    return Pushed(by, count, count * sum(f.mean_bytes for f in read), count * sum(f.max_bytes for f in read))
+    # Every rank gets a broadcast whole, and keeps its slice.
+    copies = count * (engine.tp if by == "distributed" and isinstance(engine, SglangOptions) else 1)
+    return Pushed(
+        by, count, copies * sum(f.mean_bytes for f in read), copies * sum(f.max_bytes for f in read)
+    )
 
 
 def _transport(hops: Mapping[str, Hop], hop: Hop, bindings: list[Binding]) -> Transport:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -79,10 +80,12 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # it is gone, or leads no session yet
                 self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # one that the kernel can't end now is no longer asked
+                self._process.wait(10.0)
             self._process = None
             for path in named:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
             self._named = set()
 
     async def until(self, ready: Callable[[], object], seconds: float) -> None:

@@ -21,7 +21,6 @@ class Span(msgspec.Struct):
 
 class Finish(msgspec.Struct):
     type: str
-    message: str = ""
 
 
 class Meta(msgspec.Struct):
@@ -32,13 +31,11 @@ class Meta(msgspec.Struct):
 
     id: str
     finish_reason: Finish
-    weight_version: str = ""
     weight_versions: list[Span] = []
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
     input_token_logprobs: list[tuple[float | None, int, Any]] = []
     num_retractions: int = 0
     cached_tokens: int = 0
-    prompt_tokens: int = 0
     sent: int = 0
     routed_experts: bytes | None = None
     indexer_topk: bytes | None = None

@@ -111,6 +111,7 @@ class Fleet:
     ) -> Generation:
         """Raises ValueError also for a rid in use, and for what the replica refuses of the request."""
         prompt = self._ids(rid, prompt)
+        key = int(key)
         if not 0 <= key < 1 << 64:
             raise ValueError(f"{rid}: a key has 64 bits and no sign, unlike {key}")
         if rid in self._requests:

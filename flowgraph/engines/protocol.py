@@ -10,7 +10,7 @@ process, or each in a server process of its own; `fleet.Fleet` is the engine ove
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 import numpy as np
@@ -44,6 +44,14 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: tuple[SideChannel, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_new_tokens, int) or isinstance(self.max_new_tokens, bool):
+            raise ValueError(f"max_new_tokens is a count, not {self.max_new_tokens!r}")
+        if not isinstance(self.temperature, int | float) or isinstance(self.temperature, bool):
+            raise ValueError(f"temperature is a number, not {self.temperature!r}")
+        if not isinstance(self.stop, tuple) or not all(isinstance(stop, str) for stop in self.stop):
+            raise ValueError(f"stop is a tuple of strings, not {self.stop!r}")
+        if unknown := set(self.record) - set(get_args(SideChannel)):
+            raise ValueError(f"record: there is no {sorted(map(str, unknown))[0]}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if not 0 <= self.temperature < float("inf"):
@@ -164,7 +172,8 @@ class Engine(Protocol):
         weights: Hugging Face names → tensors on the CPU, valid until this returns. A name that is missing, unknown or
         of another shape or dtype is a ValueError naming it, and then no weight has changed. A tied head is no missing
         weight. No replica serves a version before its last tensor has landed. One that fails or is late stays out of
-        rotation, and is brought back by itself; EngineFailed when after `seconds` none serves.
+        rotation, and is brought back by itself. EngineFailed when after `seconds` none serves; then the next sync brings
+        them back.
         """
         ...
 

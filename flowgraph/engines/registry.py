@@ -40,11 +40,15 @@ class TransformersOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field=
             )
 
 
-# Flags of the server that prices and versions depend on, and what sets each.
+# Flags of the server that prices, versions and replies depend on, and what sets each. A server takes the beginning of a
+# flag for the whole of it.
 OURS = {
     **{"model-path": "model", "dtype": "dtype", "device": "device", "max-running-requests": "slots"},
-    **{"tp-size": "tp", "dp-size": "dp", "max-total-tokens": "kv_tokens", "context-length": "dims"},
-    **{"host": "us: servers listen on 127.0.0.1", "port": "us: it is a free one", "weight-version": "us"},
+    **{"tp-size": "tp", "tensor-parallel-size": "tp", "dp-size": "dp", "data-parallel-size": "dp"},
+    **{"max-total-tokens": "kv_tokens", "context-length": "dims", "custom-weight-loader": "weights: delta"},
+    **dict.fromkeys(
+        ("host", "port", "weight-version", "load-format", "api-key", "skip-tokenizer-init"), "us"
+    ),
 }
 
 
@@ -75,12 +79,22 @@ class SglangOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use",
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"urls: {url!r} does not begin with http://")
-        for given in ("python", "flags", "processes"):
+            try:
+                whole = urlsplit(url).hostname and urlsplit(url).port != 0
+            except ValueError as error:
+                raise ValueError(f"urls: {url!r}: {error}") from error
+            if not whole or self.urls.count(url) > 1:
+                problem = "is there twice" if whole else "names no host"
+                raise ValueError(f"urls: {url!r} {problem}")
+        if self.python == "":
+            raise ValueError("python: name an interpreter, or leave it out for our own")
+        for given in ("python", "flags", "processes", "kv_tokens"):
             if self.urls and getattr(self, given) not in (None, {}, 1):
                 raise ValueError(f"{given} is for servers that are launched here; those at urls run already")
-        for flag, option in OURS.items():
-            if flag in self.flags or flag.replace("-", "_") in self.flags:
-                raise ValueError(f"flags: {flag} is set by {option}")
+        for flag in self.flags:
+            name = flag.lstrip("-").replace("_", "-")
+            if meant := next((ours for ours in OURS if ours.startswith(name)), None):
+                raise ValueError(f"flags: {flag} means {meant}, which is set by {OURS[meant]}")
         way = push(self)
         if self.dp > 1 and way != "disk":
             raise ValueError(f"weights: {way} goes to servers of dp 1; use processes, or weights: disk")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.engines.protocol import EngineLoad, PauseMode, Replica, Synced
+from flowgraph.engines.protocol import PAUSE_MODES, EngineLoad, PauseMode, Replica, Synced
 from flowgraph.engines.sync import Brought, Entry, Journal, ReplicaError, Sync, bring
 from flowgraph.errors import EngineFailed
 
@@ -91,7 +91,7 @@ class Rotation:
                 if isinstance(problem, FAILURES):
                     raise EngineFailed(
                         f"replica {member.replica.name} did not start: {said(problem)}",
-                        "see the end of its log, or run flowgraph doctor",
+                        "see its log, or run flowgraph doctor; one at a URL has to run there already",
                     ) from problem
                 raise problem
 
@@ -148,6 +148,10 @@ class Rotation:
             raise RuntimeError("the engine is closed")
         if self._syncing:
             raise RuntimeError(f"a sync to version {self.target} is under way")
+        if pause not in PAUSE_MODES or not seconds > 0:
+            raise ValueError(
+                f"pause is one of {', '.join(PAUSE_MODES)} and seconds above 0, not {pause!r} and {seconds}"
+            )
         if not 0 <= version < 1 << 31:
             raise ValueError(f"a version is a 32-bit count, unlike {version}")
         began = _now()

@@ -97,9 +97,12 @@ async def sglang_fleet(
         return await _started(replicas, options, model_dir, logs, context, journal, patience, fresh=False)
     python = interpreter(options.python)
     if lacks := missing(python, options.device):
+        mend = (
+            "device: cpu where there is no GPU" if options.device == "cuda" else "python: to its interpreter"
+        )
         raise EngineFailed(
             f"SGLang can't be started by {python}: {'; '.join(lacks)}",
-            f"flowgraph doctor sglang --python {python} --device {options.device} goes through every step",
+            f"set {mend}; flowgraph doctor sglang --python {python} --device {options.device} goes through every step",
         )
     each = max(1, threads // options.processes)
     replicas = [
@@ -142,6 +145,10 @@ def sglang_arguments(options: SglangOptions, model_dir: str, context: int) -> Ca
     if options.device == "cpu":
         tokens = tokens or options.slots * (context + ROOM)  # left alone it takes 14 GB for a model of 0.3
         flags["sleep-on-idle"] = True  # else its scheduler spins on a core
+    if tokens and tokens < context + ROOM:
+        raise ValueError(
+            f"kv_tokens: {tokens} hold no request of {context} tokens; at least {context + ROOM} do"
+        )
     if tokens:
         flags["max-total-tokens"] = tokens
     if push(options) == "delta":

@@ -113,7 +113,7 @@ class HttpReplica:
 
     async def _patiently(self, seconds: float) -> None:
         clock = asyncio.get_running_loop().time
-        end = clock() + seconds
+        end = clock() + 0.9 * seconds  # so that the reason is told before the caller's own time is over
         while True:
             try:
                 return await self._answers()

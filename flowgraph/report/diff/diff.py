@@ -187,7 +187,7 @@ def _seams(plan: Plan) -> dict[str, Crossing]:
 def _crossing(seam: Seam) -> Crossing:
     priced = all(field.priced for field in seam.fields)
     return Crossing(
-        seam.mean_bytes, seam.max_bytes, priced, seam.transport, seam.lifetime,
+        seam.mean_bytes, seam.max_bytes, priced, seam.crossing, seam.lifetime,
         seam.delay, seam.max_lag, seam.every,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowgraph.engines.memory import PageMemory
+from flowgraph.engines.weights.fit import refuse, unlike
 from flowgraph.models.quiet import no_progress_bar
 
 ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
@@ -246,10 +247,7 @@ class SlotModel:
     def check_weights(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         """ValueError unless `load_weights` would take them; the model's own tensors by name."""
         targets: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        problems = _mismatches(targets, tensors)
-        if problems:
-            more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise ValueError("no weight was changed: " + "; ".join(problems[:5]) + more)
+        refuse(_mismatches(targets, tensors))
         return targets
 
 
@@ -261,11 +259,8 @@ def _mismatches(targets: Mapping[str, Tensor], tensors: Mapping[str, Any]) -> li
         target = targets.get(name)
         if target is None:
             problems.append(f"{name!r} is no weight of this model")
-        elif not isinstance(tensor, Tensor):
-            problems.append(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-        elif (tensor.dtype, tensor.shape) != (target.dtype, target.shape):
-            have, want = (f"{x.dtype} {list(x.shape)}" for x in (tensor, target))
-            problems.append(f"{name!r} is {have}, the model's is {want}")
+        elif problem := unlike(name, tensor, target.shape, target.dtype):
+            problems.append(problem)
         else:
             twin = first.setdefault(target.data_ptr(), name)
             if twin != name and not torch.equal(tensor, tensors[twin]):

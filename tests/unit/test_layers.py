@@ -17,7 +17,7 @@ HEAVY = {
         *("transformers", "slots", "sampling", "memory", "embedded"),
         *("served.staging", "served.verify", "served.transports", "served.launch", "served.serve"),
         *("served.deltas", "served.group", "served.handover", "served.session"),
-        *("weights.stage", "weights.delta", "weights.layout", "weights.checksum"),
+        *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ LOADER = "flowgraph_delta.load"  # by which SGLang's server finds sglang_loader/
 MISMATCH = 409
 
 
-class Deltas:
+class Deltas(ABC):
     """A `replica.Carrier` but for how either is sent. holds: the version that the server has for certain, else None."""
 
     def __init__(self) -> None:
@@ -35,13 +36,13 @@ class Deltas:
         self._holds = version
         return sent + wasted
 
+    @abstractmethod
     async def changes(self, client: Client, weights: Any, version: int, flush: bool) -> bool:
         """False when what the server has isn't the delta's base; its weights may then be half changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def whole(self, client: Client, weights: Any, version: int, flush: bool) -> int:
         """→ bytes sent"""
-        raise NotImplementedError
 
     def forget(self) -> None:
         self._holds = None

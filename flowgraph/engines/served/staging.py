@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from flowgraph.engines.weights.delta import Delta, encode, pack
+from flowgraph.engines.weights.fit import refuse, unlike
 from flowgraph.engines.weights.layout import Entry
 from flowgraph.engines.weights.stage import Stage
 
@@ -116,27 +117,16 @@ def _own(
         head = own.pop(HEAD)
         if twin not in own:
             own[twin] = head
-        elif problem := _unlike(HEAD, head, want[twin], dtype):
+        elif problem := unlike(HEAD, head, want[twin], dtype):
             problems.append(problem)
-        elif not _unlike(twin, own[twin], want[twin], dtype) and not torch.equal(head, own[twin]):
+        elif not unlike(twin, own[twin], want[twin], dtype) and not torch.equal(head, own[twin]):
             problems.append(f"{HEAD!r} differs from {twin!r}, to which it is tied")
     for name in sorted(want.keys() - own.keys()):
         problems.append(f"{name!r} is missing")
     for name, tensor in own.items():
         if name not in want:
             problems.append(f"{name!r} is no weight of this model")
-        elif problem := _unlike(name, tensor, want[name], dtype):
+        elif problem := unlike(name, tensor, want[name], dtype):
             problems.append(problem)
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError("no weight was changed: " + "; ".join(problems[:5]) + more)
+    refuse(problems)
     return own
-
-
-def _unlike(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """How a weight differs from the model's; empty when it does not."""
-    if not isinstance(tensor, torch.Tensor):
-        return f"{name!r} is a {type(tensor).__name__}, not a tensor"
-    if (tensor.dtype, tuple(tensor.shape)) == (dtype, shape):
-        return ""
-    return f"{name!r} is {tensor.dtype} {list(tensor.shape)}, the model's is {dtype} {list(shape)}"

@@ -1,0 +1,265 @@
+"""A ring under virtual time: the rows, folds and ledger of a real run, and firings that end when a clock says so.
+
+What a firing costs, by what the plan says of its hop:
+
+    an effect of an engine on trajectories      a request to the engines; it ends when they have decoded it
+    the hop that writes weights                 train_seconds + tokens / train_rate
+    the hop that publishes a version            sync_seconds, in which all engines stand still
+    any other                                   what `seconds` says, else nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque, namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.arena import Regions, Slots
+from flowgraph.runtime.flow import Flow
+from flowgraph.runtime.folds import Fold
+from flowgraph.runtime.rows import Record, Table
+from flowgraph.simulate.engines import Fleet, Request
+from flowgraph.simulate.lengths import BLOCK, Drawn, Lengths, parse
+from flowgraph.simulate.settings import Fitted
+from flowgraph.simulate.trace import Meter
+from flowgraph.spec.config import import_object
+from flowgraph.spec.hop import read_spec
+from flowgraph.spec.types import Row
+
+FAILED = "failed"
+HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
+
+
+class Firing(msgspec.Struct, eq=False):
+    """One firing under way. watched: the port of the value that it works on, where it works on no row."""
+
+    hop: Hop
+    record: Record | None
+    watched: str = ""
+
+
+class Ring(Flow):
+    """Drives a plan's folds under a virtual clock.
+
+    now: seconds; soon, later: firings that end now, and at a time of their own
+    made: steps whose training has begun; training: whether one is being trained
+    behind: step → versions that the served weights were behind when its training began
+    samplers: hops that make requests; backlogs: hop → its outputs that say what the engines can't compute
+    """
+
+    def __init__(self, plan: Plan, fitted: Fitted) -> None:
+        nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
+        super().__init__(plan, Table(plan, Regions(nowhere, nowhere)))
+        self.settings = fitted.settings
+        self.now = 0.0
+        self.fleet = Fleet(fitted.engines, fitted.slots, self.settings.speed, fitted.kv)
+        self.meter = Meter(fitted.slots, fitted.engines)
+        self._draw(fitted)
+        self.soon: deque[Firing] = deque()
+        self.later: list[tuple[float, int, Firing]] = []
+        self.count = self.begun = self.training = self.warmup = 0
+        self.behind: dict[int, int] = {}
+        self.samplers = frozenset(
+            h.name for h in plan.hops.values() if h.uses == "engine" and h.rows == "trajectory" and h.heads
+        )
+        self.backlogs = {name: _backlogs(plan.hops[name]) for name in self.samplers}
+        self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
+        self.open(_Absent())
+        for fold in self.folds.all.values():
+            if not fold.hop.watches:
+                fold.step = _source(fold.hop)
+
+    def _draw(self, fitted: Fitted) -> None:
+        """The sequences that all chance comes from, each of its own stream."""
+        seed, uniform = self.settings.seed, lambda generator, _: generator.random(BLOCK)
+        self.prompts = Lengths(fitted.prompts, most=fitted.most[0], seed=seed, stream=0)
+        self.lengths = Lengths(fitted.lengths, most=fitted.most[1], seed=seed, stream=1)
+        self.fates, self.tries = Drawn(uniform, seed, 2), Drawn(uniform, seed, 3)
+        self.solved = Drawn(parse(self.settings.solve), seed, 4) if self.settings.solve else None
+
+    def run(self, steps: int, warmup: int) -> None:
+        """Until so many steps are over, of which the first are not measured.
+
+        Raises RunError when nothing can happen any more, and what folds raise.
+        """
+        self.warmup = warmup
+        self.turn()
+        while self.steps_done < steps:
+            if self.soon:
+                self._over(self.soon.popleft())
+            elif not self._next():
+                continue
+            self.turn()
+        self.meter.stop()
+
+    def _next(self) -> bool:
+        """Let the next thing happen. Whether any fold may care."""
+        decoded = self.fleet.next()
+        other = self.later[0][0] if self.later else math.inf
+        now = min(decoded, other)
+        if now == math.inf:
+            raise self.stuck()
+        if now > self.now:
+            self.meter.to(now, self._levels())
+            self.now = now
+        if other <= decoded:
+            self._over(heappop(self.later)[2])
+            return True
+        request = self.fleet.pop()
+        if request is not None:
+            self._sampled(request)
+        return request is not None
+
+    def _levels(self) -> tuple[float, ...]:
+        """In the order of `trace.LEVELS`."""
+        counts, fleet = self.ledger.counts, self.fleet
+        queued = self.table.next_key.get("step", 0) - self.begun
+        level = (counts.in_flight, counts.ready, queued, fleet.running, fleet.waiting, fleet.serving)
+        return (*level, self.training, self._watermark())
+
+    def _watermark(self) -> float:
+        """What dispatch says that it wants in flight, else the most that it lets be there."""
+        said = self.folds.latest.get((self.dispatch.name, "watermark"))
+        return float(said if said is not None else self.dispatch.room or 0)
+
+    # --- what begins ------------------------------------------------------------------------------------------
+
+    def begin(self, hop: Hop, record: Record) -> None:
+        if hop.name not in self.samplers:
+            self._later(Firing(hop, record), self._seconds(hop, record))
+            return
+        key, uid = record.row.key, record.row.uid
+        fails = self.fates.at(key) < self.settings.failures
+        tokens = self.lengths.at(key)
+        decoded = (tokens + 1) // 2 if fails else tokens
+        self.fleet.submit(Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails)), self.now)
+
+    def begin_on(self, hop: Hop, port: str, value: int) -> None:
+        self._later(Firing(hop, None, port), self.settings.seconds.get(hop.name, 0.0))
+
+    def _later(self, firing: Firing, seconds: float) -> None:
+        if seconds:
+            heappush(self.later, (self.now + seconds, self.count, firing))
+            self.count += 1
+        else:
+            self.soon.append(firing)
+
+    def _seconds(self, hop: Hop, record: Record) -> float:
+        """What a firing takes: all hops that fire as one, one after the other."""
+        return sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
+
+    def _cost(self, hop: Hop, record: Record) -> float:
+        s = self.settings
+        given = s.seconds.get(hop.name)
+        if _trains(hop):
+            self.begun += 1
+            self.training += 1
+            version = max((v for (name, output), v in self._versions()), default=0)
+            self.behind[record.row.key] = record.row.key - version
+            tokens = sum(self.table.of(one).row.dims.get("token", 0) for one in record.row.parents)
+            rate = s.train_rate or math.inf
+            return s.train_seconds + tokens / rate if given is None else given
+        if hop.initial:
+            seconds = s.sync_seconds if given is None else given
+            self.fleet.pause(self.now, seconds, again=hop.config.get("pause", "retract") != "in_place")
+            return seconds
+        return given or 0.0
+
+    def _versions(self) -> list[tuple[tuple[str, str], int]]:
+        outputs = [(hop.name, output) for hop in self.plan.hops.values() for output in hop.initial]
+        return [(one, self.folds.latest[one]) for one in outputs]
+
+    # --- what ends --------------------------------------------------------------------------------------------
+
+    def _sampled(self, request: Request) -> None:
+        hop, record, fails = request.of
+        if fails:
+            self.done(hop)
+            self.fail(record, hop, FAILED)
+        else:
+            response = request.done
+            tokens = {"token": request.prompt + response, "prompt": request.prompt, "response": response}
+            self._gave(hop, record, tokens)
+        if record.whole:
+            self.meter.back(record.row.key)
+        for output in self.backlogs[hop.name]:
+            pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
+            self.publish(hop.name, output, self.fleet.waiting + pressed)
+
+    def _over(self, firing: Firing) -> None:
+        hop, record = firing.hop, firing.record
+        if record is None:
+            self.done(hop, firing.watched)
+            return
+        names = hop.group or (hop.name,)
+        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
+        self._gave(hop, record, {"prompt": self.prompts.at(record.row.key)} if record.row.kind == "group" else {})
+        if record.row.kind == "trajectory" and record.whole:
+            self.meter.back(record.row.key)
+        for name in names:
+            for output in self.plan.hops[name].initial:
+                self.publish(name, output, record.row.key + 1)
+
+    def _gave(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
+        """A firing is over: each hop of it has done its part of the row. lengths: of the row's dims, as far as known."""
+        self.done(hop)
+        for name in hop.group or (hop.name,):
+            dims = self.plan.hops[name].dims
+            self.give(record, name, -1, tuple([_size(dim, lengths) for dim in dims]) if lengths else ())
+
+    # --- what the flow asks -----------------------------------------------------------------------------------
+
+    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+        if record.row.kind == "trajectory":
+            self.meter.out(record.row.key)
+        return -1, ()
+
+    def columns(self, fold: Fold, rows: Sequence[Row]) -> dict[str, dict[int, Any]]:
+        """Whether a trajectory solved its task, as the score that a fold reads; nothing else is known of it."""
+        return {read.port: {row.key: self._score(row) for row in rows} for read in fold.hop.reads}
+
+    def _score(self, row: Row) -> Any:
+        assert self.solved is not None, "fit sees to it"
+        return np.full(1, self.tries.at(row.key) < self.solved.at(row.uid), np.float32)
+
+    def closed(self, record: Record, members: Sequence[Record]) -> None:
+        self.meter.step(record, members, self.behind.pop(record.row.key, 0))
+        if self.steps_done == self.warmup:
+            self.meter.restart()
+
+
+class _Absent(dict[str, Any]):
+    """Resources that nobody uses: no hop runs but folds, and a source that would read a tokenizer is replaced."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def _trains(hop: Hop) -> bool:
+    """Whether it is the hop that makes new weights."""
+    return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
+
+
+def _backlogs(hop: Hop) -> list[str]:
+    spec = read_spec(hop.use, import_object(hop.use))
+    return [port.name for port in spec.outputs if port.dtype == "Backlog"]
+
+
+def _size(dim: str, lengths: Mapping[str, int]) -> int:
+    """Of a dim of a row's columns: one leaf, and bounds one longer; 0 of what is not known."""
+    name = dim.removesuffix("+1")
+    return (1 if name == "leaf" else lengths.get(name, 0)) + (name != dim)
+
+
+def _source(hop: Hop) -> Callable[..., Any]:
+    """A source without an end, which gives a group without columns: what is in it nobody reads."""
+    group = namedtuple("Group", ())()  # type: ignore[misc]
+    made = namedtuple("Groups", tuple(hop.outputs))  # type: ignore[misc]
+    given = made(*([group] if kind == "rows" else 0 for kind in hop.outputs.values()))
+    return lambda state: given

@@ -57,6 +57,7 @@ _LIBRARY = {
     "Measured": "flowgraph.plan.measured",
     "Outcome": "flowgraph.runtime.run",
     "Plan": "flowgraph.plan.plan",
+    "Simulated": "flowgraph.simulate.outcome",
     "audit": "flowgraph.api",
     "compile": "flowgraph.api",
     "diff": "flowgraph.api",
@@ -64,10 +65,11 @@ _LIBRARY = {
     "explain": "flowgraph.api",
     "load": "flowgraph.api",
     "run": "flowgraph.api",
+    "simulate": "flowgraph.api",
 }
 
 if TYPE_CHECKING:
-    from flowgraph.api import audit, compile, diff, draw, explain, load, run
+    from flowgraph.api import audit, compile, diff, draw, explain, load, run, simulate
     from flowgraph.ir.graph import Graph
     from flowgraph.passes.pipeline import Loaded
     from flowgraph.plan.measured import Measured
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from flowgraph.report.draw import Diagram
     from flowgraph.report.explain import Explanation
     from flowgraph.runtime.run import Outcome
+    from flowgraph.simulate.outcome import Simulated
 else:
 
     def __getattr__(name: str) -> object:
@@ -132,6 +135,7 @@ __all__ = [
     "Shared",
     "Side",
     "SideChannel",
+    "Simulated",
     "Synced",
     "Tensors",
     "Text",
@@ -150,4 +154,5 @@ __all__ = [
     "hop",
     "load",
     "run",
+    "simulate",
 ]

@@ -20,7 +20,7 @@ SLACK = 4  # requests by which the engine that has a group's prompt may be busie
 KNOWN = 1 << 16  # groups whose engine is remembered
 
 
-class Speed(msgspec.Struct, frozen=True):
+class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One decode step of n requests with k tokens in the KV cache takes step + per_request·n + per_token·k seconds.
 
     prefill: tokens a second of prompts, and of KV that is computed again; decoding stands still meanwhile

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from flowgraph.simulate.engines import Speed
 from flowgraph.simulate.lengths import parse
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a simulation knows and its graph does not. Seconds are of the virtual clock.
 
     engines, slots: replicas, and requests that each decodes at once; None: as the graph's engine says
@@ -41,6 +42,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     failures: float = 0.0
     warmup: int | None = None
     seed: int = 0
+
+
+def make(given: Mapping[str, Any]) -> Settings:
+    """Settings of plain values, texts included. Raises ValueError that names what is wrong, and what there is."""
+    try:
+        return msgspec.convert(given, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings: {error}; they are {', '.join(NAMES)}") from None
+
+
+NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
 
 
 class Fitted(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ _LIBRARY = {
     "Measured": "flowgraph.plan.measured",
     "Outcome": "flowgraph.runtime.run",
     "Plan": "flowgraph.plan.plan",
-    "Simulated": "flowgraph.simulate.outcome",
+    "Simulated": "flowgraph.simulator.outcome",
     "audit": "flowgraph.api",
     "compile": "flowgraph.api",
     "diff": "flowgraph.api",
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from flowgraph.report.draw import Diagram
     from flowgraph.report.explain import Explanation
     from flowgraph.runtime.run import Outcome
-    from flowgraph.simulate.outcome import Simulated
+    from flowgraph.simulator.outcome import Simulated
 else:
 
     def __getattr__(name: str) -> object:

@@ -46,8 +46,8 @@ from flowgraph.spec.revision import home
 
 if TYPE_CHECKING:
     from flowgraph.runtime.run import ExecutorName, Outcome
-    from flowgraph.simulate.outcome import Simulated
-    from flowgraph.simulate.sweep import Swept
+    from flowgraph.simulator.outcome import Simulated
+    from flowgraph.simulator.sweep import Swept
 
 File = str | os.PathLike[str]
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -213,15 +213,15 @@ def simulate(
 ) -> Simulated:
     """Drive a graph's dispatch, buffer and batch for so many steps of a virtual clock; nothing else of it runs.
 
-    settings: what is assumed of engines, trainer and lengths, by the names of `flowgraph.simulate.Settings`. The same
+    settings: what is assumed of engines, trainer and lengths, by the names of `flowgraph.simulator.settings.Settings`. The same
     settings give the same result, bit by bit. Raises as `compile` does; ValueError for settings that don't fit the
     graph; RunError when the folds admit no further step.
 
         >>> done = flowgraph.simulate("graphs/quickstart.yaml", steps=50, lengths="exponential:4", train_seconds=2.0)
         >>> done.trainer_idle, done.lag.mean
     """
-    from flowgraph.simulate.run import simulate_plan
-    from flowgraph.simulate.settings import make
+    from flowgraph.simulator.run import simulate_plan
+    from flowgraph.simulator.settings import make
 
     plan = graph if isinstance(graph, Plan) else compile_graph(_given(graph, overrides))
     return simulate_plan(plan, steps, make(settings))
@@ -241,7 +241,7 @@ def sweep(
     sweeps: `path=value,value,…`; path is that of an override, `hop.option`, or the name of a setting
     Raises as `simulate` does, for the first combination that does.
     """
-    from flowgraph.simulate import sweep as sweeping
+    from flowgraph.simulator import sweep as sweeping
 
     def planned(more: list[str]) -> Plan:
         return compile_graph(_whole(load(path, [*_assignments(overrides), *more], model=model)))

@@ -18,28 +18,72 @@ Above = click.FloatRange(min=0, min_open=True)
 @GRAPH
 @SET
 @MODEL
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Steps to simulate.")
-@click.option("--warmup", type=click.IntRange(min=0), help="Steps before anything is measured; default: a tenth.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Steps to simulate."
+)
+@click.option(
+    "--warmup", type=click.IntRange(min=0), help="Steps before anything is measured; default: a tenth."
+)
 @click.option("--engines", type=click.IntRange(min=1), help="Replicas; default: as the graph's engine says.")
-@click.option("--slots", type=click.IntRange(min=1), help="Requests that each decodes at once; default: as the graph says.")
-@click.option("--lengths", metavar="DIST", help="Of responses in tokens: lognormal:2000,1.2 (mean, sigma of the log), "
-              "exponential:mean, uniform:low,high, fixed:n, pareto:mean,alpha, trace:FILE; default: the mean of the dim.")
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    help="Requests that each decodes at once; default: as the graph says.",
+)
+@click.option(
+    "--lengths",
+    metavar="DIST",
+    help="Of responses in tokens: lognormal:2000,1.2 (mean, sigma of the log), "
+    "exponential:mean, uniform:low,high, fixed:n, pareto:mean,alpha, trace:FILE; default: the mean of the dim.",
+)
 @click.option("--prompts", metavar="DIST", help="Of prompts; default: the mean of the dim.")
-@click.option("--max", "most", type=click.IntRange(min=1), help="Longest response; short for --set dims.response.max=N.")
-@click.option("--decode", metavar="A,B[,C]", help="A step of n requests and k cached tokens takes A + B·n + C·k seconds.  "
-              "[default: 0.012,4e-5,0]")
-@click.option("--prefill", type=Above, help="Tokens/s of prompts, while decoding stands still.  [default: 20000]")
+@click.option(
+    "--max", "most", type=click.IntRange(min=1), help="Longest response; short for --set dims.response.max=N."
+)
+@click.option(
+    "--decode",
+    metavar="A,B[,C]",
+    help="A step of n requests and k cached tokens takes A + B·n + C·k seconds.  [default: 0.012,4e-5,0]",
+)
+@click.option(
+    "--prefill", type=Above, help="Tokens/s of prompts, while decoding stands still.  [default: 20000]"
+)
 @click.option("--kv", type=Above, help="Tokens of each engine's KV cache; default: enough.")
 @click.option("--train-seconds", type=Seconds, help="Of a batch, whatever its size.  [default: 0]")
-@click.option("--train-rate", type=Above, help="Tokens/s on top of that; default: 50,000, or none with --train-seconds.")
-@click.option("--sync-seconds", type=Seconds, default=0.0, show_default=True, help="That engines stand still for weights.")
-@click.option("--seconds", "others", multiple=True, metavar="HOP=S", help="Of a firing of another hop; default: 0.")
-@click.option("--solve", metavar="DIST", help="How often groups solve their task (beta:a,b, fixed:p), where a batch reads scores.")
-@click.option("--failures", type=click.FloatRange(min=0, max=1, max_open=True), default=0.0, show_default=True,
-              help="Share of trajectories that come to nothing halfway.")
+@click.option(
+    "--train-rate", type=Above, help="Tokens/s on top of that; default: 50,000, or none with --train-seconds."
+)
+@click.option(
+    "--sync-seconds",
+    type=Seconds,
+    default=0.0,
+    show_default=True,
+    help="That engines stand still for weights.",
+)
+@click.option(
+    "--seconds", "others", multiple=True, metavar="HOP=S", help="Of a firing of another hop; default: 0."
+)
+@click.option(
+    "--solve",
+    metavar="DIST",
+    help="How often groups solve their task (beta:a,b, fixed:p), where a batch reads scores.",
+)
+@click.option(
+    "--failures",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of trajectories that come to nothing halfway.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all chance.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="PATH=V,V,…", help="A row a value; several: each with each. "
-              "PATH: as of --set, hop.option, or an option above such as engines.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="PATH=V,V,…",
+    help="A row a value; several: each with each. "
+    "PATH: as of --set, hop.option, or an option above such as engines.",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Draw it over time, as SVG.")
 @JSON
 def simulate(
@@ -50,7 +94,7 @@ def simulate(
 
     No engine, learner or model is needed, and no hop body runs but those of folds. All times are of the virtual clock.
     """
-    from flowgraph.simulate import outcome, plot
+    from flowgraph.simulator import outcome, plot
 
     if output and not output.endswith(".svg"):
         raise click.UsageError(f"-o {output}: a simulation is drawn as SVG; give a name that ends in .svg")
@@ -61,8 +105,12 @@ def simulate(
         options = _options(given)
         if sweeps:
             model = click.get_current_context().meta.get("model")
-            found = api.sweep(graph, sweeps, steps=steps, overrides=(*overrides, *more), model=model, **options)
-            click.echo(outcome.to_json(found) if as_json else outcome.render_sweep(found, width()), nl=as_json)
+            found = api.sweep(
+                graph, sweeps, steps=steps, overrides=(*overrides, *more), model=model, **options
+            )
+            click.echo(
+                outcome.to_json(found) if as_json else outcome.render_sweep(found, width()), nl=as_json
+            )
             return
         loaded = checked(graph, (*overrides, *more), as_json=as_json, report=True, fails=False)
         one = api.simulate(loaded, steps=steps, **options)

@@ -8,9 +8,9 @@ from typing import Any
 
 from flowgraph.ir.graph import Node
 from flowgraph.plan.plan import Plan
-from flowgraph.simulate.outcome import Simulated
-from flowgraph.simulate.run import simulate_plan
-from flowgraph.simulate.settings import NAMES, make
+from flowgraph.simulator.outcome import Simulated
+from flowgraph.simulator.run import simulate_plan
+from flowgraph.simulator.settings import NAMES, make
 
 Swept = list[tuple[dict[str, str], Simulated]]
 

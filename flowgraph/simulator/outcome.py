@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flowgraph.runtime.ledger import Counts
-from flowgraph.simulate.trace import Point
+from flowgraph.simulator.trace import Point
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -168,7 +168,18 @@ def _sweep_table(found: Sequence[tuple[dict[str, str], Simulated]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in found[0][0]:
         table.add_column(name, justify="right", overflow="fold")
-    heads = ("step", "traj/min", "tokens/s", "slots empty", "trainer idle", "in flight", "ready", "lag", "max", "dropped")
+    heads = (
+        "step",
+        "traj/min",
+        "tokens/s",
+        "slots empty",
+        "trainer idle",
+        "in flight",
+        "ready",
+        "lag",
+        "max",
+        "dropped",
+    )
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for at, s in found:

@@ -1,4 +1,4 @@
-"""One engine, stepped token by token: what the service clock of `flowgraph.simulate.engines` has to agree with."""
+"""One engine, stepped token by token: what the service clock of `flowgraph.simulator.engines` has to agree with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from flowgraph.simulate.engines import ADMIT, Speed
+from flowgraph.simulator.engines import ADMIT, Speed
 
 
 class Asked(NamedTuple):

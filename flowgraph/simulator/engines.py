@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-ADMIT = 0.9  # share of the KV cache up to which a request is admitted beside others: what runs goes on growing
+ADMIT = (
+    0.9  # share of the KV cache up to which a request is admitted beside others: what runs goes on growing
+)
 SLACK = 4  # requests by which the engine that has a group's prompt may be busier than the least busy one
 KNOWN = 1 << 16  # groups whose engine is remembered
 

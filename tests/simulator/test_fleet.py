@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgraph.simulate.engines import SLACK, Fleet, Request, Speed
-from tests.simulate.token_by_token import Asked, step_through
+from flowgraph.simulator.engines import SLACK, Fleet, Request, Speed
+from tests.simulator.token_by_token import Asked, step_through
 
 ASKED = st.lists(
     st.tuples(st.integers(0, 4), st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=14

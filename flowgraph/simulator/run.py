@@ -5,14 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from flowgraph.plan.plan import Plan
-from flowgraph.simulate.outcome import Simulated, lags, spread
-from flowgraph.simulate.ring import Ring
-from flowgraph.simulate.settings import Fitted, Settings, fit
-from flowgraph.simulate.trace import LEVELS
+from flowgraph.simulator.outcome import Simulated, lags, spread
+from flowgraph.simulator.ring import Ring
+from flowgraph.simulator.settings import Fitted, Settings, fit
+from flowgraph.simulator.trace import LEVELS
 from flowgraph.spec.config import import_object
 from flowgraph.spec.hop import read_spec
 
-ENDLESS = 2**31 - 1  # `run.steps` of a plan that is simulated: it goes on beyond what is measured, and nothing drains
+ENDLESS = (
+    2**31 - 1
+)  # `run.steps` of a plan that is simulated: it goes on beyond what is measured, and nothing drains
 
 
 def simulate_plan(plan: Plan, steps: int, settings: Settings) -> Simulated:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from flowgraph.report.draw.colours import DARK, LIGHT
 from flowgraph.report.draw.text import clean, escape, fit, text_width
-from flowgraph.simulate.outcome import Simulated
-from flowgraph.simulate.trace import Point
+from flowgraph.simulator.outcome import Simulated
+from flowgraph.simulator.trace import Point
 
 WIDTH, HEIGHT = 760.0, 96.0  # of a panel
 LEFT, RIGHT, TOP, GAP = 64.0, 16.0, 66.0, 40.0
@@ -107,7 +107,9 @@ def _panel(panel: Panel, points: Sequence[Point], end: float, warm: float, y: fl
         out.append(_text(x, y - 6, name, f"t{i}"))
         x += text_width(name, 10) + 14
     for i, line in reversed(list(enumerate(values))):
-        where = ((LEFT + p.at / end * WIDTH, y + HEIGHT * (1 - v / top)) for p, v in zip(points, line, strict=True))
+        where = (
+            (LEFT + p.at / end * WIDTH, y + HEIGHT * (1 - v / top)) for p, v in zip(points, line, strict=True)
+        )
         path = " ".join(f"{_n(a)},{_n(b)}" for a, b in where)
         out.append(f'<polyline class="l{i}" points="{path}"/>')
     return [*out, "</g>"]

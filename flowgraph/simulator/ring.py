@@ -24,10 +24,10 @@ from flowgraph.runtime.arena import Regions, Slots
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
-from flowgraph.simulate.engines import Fleet, Request
-from flowgraph.simulate.lengths import BLOCK, Drawn, Lengths, parse
-from flowgraph.simulate.settings import Fitted
-from flowgraph.simulate.trace import Meter
+from flowgraph.simulator.engines import Fleet, Request
+from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse
+from flowgraph.simulator.settings import Fitted
+from flowgraph.simulator.trace import Meter
 from flowgraph.spec.config import import_object
 from flowgraph.spec.hop import read_spec
 from flowgraph.spec.types import Row
@@ -199,7 +199,9 @@ class Ring(Flow):
             return
         names = hop.group or (hop.name,)
         self.training -= sum(_trains(self.plan.hops[name]) for name in names)
-        self._gave(hop, record, {"prompt": self.prompts.at(record.row.key)} if record.row.kind == "group" else {})
+        self._gave(
+            hop, record, {"prompt": self.prompts.at(record.row.key)} if record.row.kind == "group" else {}
+        )
         if record.row.kind == "trajectory" and record.whole:
             self.meter.back(record.row.key)
         for name in names:

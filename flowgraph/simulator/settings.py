@@ -10,8 +10,8 @@ import msgspec
 
 from flowgraph.engines.registry import servers
 from flowgraph.plan.plan import Plan
-from flowgraph.simulate.engines import Speed
-from flowgraph.simulate.lengths import parse
+from flowgraph.simulator.engines import Speed
+from flowgraph.simulator.lengths import parse
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,9 @@ def fit(settings: Settings, plan: Plan) -> Fitted:
     prompt, response = plan.dims["prompt"], plan.dims["response"]
     if kv < prompt.max + response.max:
         longest = prompt.max + response.max
-        raise ValueError(f"kv: {kv:g} tokens hold no prompt and response of {longest}; give {longest} or more")
+        raise ValueError(
+            f"kv: {kv:g} tokens hold no prompt and response of {longest}; give {longest} or more"
+        )
     lengths = settings.lengths or f"fixed:{response.mean:g}"
     prompts = settings.prompts or f"fixed:{prompt.mean:g}"
     return Fitted(settings, count, slots, kv, lengths, prompts, (prompt.max, response.max))

@@ -190,11 +190,13 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             help = f"add {', '.join(f'{p.name}: {_giver(graph, node, p)}' for p in missing)} under in:"
             message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
             yield Diagnostic("FG110", decl.place, message, help)
-        for option, port in node.spec.facts.needs:
-            if not node.config.get(option) or port in decl.inputs or "in" in decl.partial:
+        for case, port in node.spec.facts.needs:
+            option, _, value = case.partition("=")
+            chosen = node.config.get(option)
+            if (chosen != value if value else not chosen) or port in decl.inputs or "in" in decl.partial:
                 continue
             given = decl.config.value[option].place if decl.config is not None else decl.place
-            message = f"hop {node.name} lacks its input {port}, which {option} reads"
+            message = f"hop {node.name} lacks its input {port}, which {case.replace('=', ': ')} reads"
             later = too_late(graph, node, port, port, node)
             before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
             help = f"add {port}: {before[0] if before else '<hop>'} under in:"

@@ -45,6 +45,11 @@ class Flow(ABC):
         self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
         self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
+        self.triggered: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for name in self.triggers:
+            for w in plan.hops[name].watches:
+                if w.mode == "event":
+                    self.triggered.setdefault((w.producer, w.output), []).append((name, w.every))
         self.firing = dict.fromkeys(workers, 0)
         self.held: Counter[tuple[str, str]] = Counter()
         self.steps_done = 0
@@ -199,9 +204,10 @@ class Flow(ABC):
         takes = port in fold.queues and port not in fold.handed
         if takes and self.table.take(value) and value.kind == "trajectory":
             self.ledger.move(value.key, "ready", hop.name)
-        made, credit = 0, self._credit(hop)
-        for name, output in self.folds.fire(fold, port, value, columns, credit).items():
-            kind = hop.outputs[name]
+        made, credit = 0, self._credit(hop) if fold.gated or fold.credit else 1
+        outputs = self.folds.fire(fold, port, value, columns, credit)
+        for name, kind in hop.outputs.items():
+            output = outputs[name]
             if kind == "rows":
                 made += len(output)
                 if made > credit and hop.rows != "trajectory":
@@ -327,11 +333,9 @@ class Flow(ABC):
         """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
         if not self.folds.publish(hop, output, value):
             return
-        for name, values in self.triggers.items():
-            for watch in self.plan.hops[name].watches:
-                due = (watch.producer, watch.output, watch.mode) == (hop, output, "event")
-                if due and (value % watch.every == 0 or value >= self.plan.run.steps):
-                    values.append(value)
+        for name, every in self.triggered.get((hop, output), ()):
+            if value % every == 0 or value >= self.plan.run.steps:
+                self.triggers[name].append(value)
         if output in self.plan.hops[hop].initial:  # it is a version
             self.table.expire(value - 1)
 

@@ -22,6 +22,8 @@ from flowgraph.runtime.firing import said_of, with_row
 from flowgraph.runtime.worker import fill
 from flowgraph.spec.types import Dropped, Row
 
+LISTS = ("rows", "latest", "handed")  # kinds of outputs that are lists
+
 
 class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
@@ -85,13 +87,18 @@ class Folds:
         self._hearing = [f for f in self.all.values() if any(w.mode == "event" for w in f.hop.watches)]
 
     def next(self, credit: Callable[[Hop], int]) -> tuple[Fold, str, Any] | None:
-        """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
+        """The fold that fires next, the port that something came for ("": only levels changed), and what came.
+
+        Whatever it fires for, it sees the newest of every level.
+        """
         for fold in self._taking:
             for port, queue in fold.queues.items():
                 if queue and (fold.room is None or fold.room(fold.state) > 0) and _free(fold, credit):
+                    fold.changed = False
                     return fold, port, queue.popleft()
         for fold in self._hearing:
             if fold.events and _free(fold, credit):
+                fold.changed = False
                 return fold, *fold.events.popleft()
         for fold in self.all.values():
             if fold.changed and _free(fold, credit):
@@ -135,7 +142,10 @@ class Folds:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
         values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        return {name: _output(fold.hop, name, kind, values) for name, kind in fold.hop.outputs.items()}
+        for name, kind in fold.hop.outputs.items():
+            if name not in values or (kind in LISTS and not isinstance(values[name], list | tuple)):
+                raise _no_output(fold.hop, name, values)
+        return values
 
     def tell(self, hop: str, row: Row) -> None:
         """A hop gave a row its part, or will never: who watches its rows as events learns of it at once."""
@@ -182,17 +192,12 @@ def _free(fold: Fold, credit: Callable[[Hop], int]) -> bool:
     return not fold.gated or credit(fold.hop) > 0
 
 
-def _output(hop: Hop, name: str, kind: str, values: Mapping[str, Any]) -> Any:
-    """One output of a fold: there, and a list where rows are promised."""
-    value = values.get(name)
-    if name not in values or (kind in ("rows", "latest", "handed") and not isinstance(value, list | tuple)):
-        what = (
-            f"gave {name} as {type(value).__name__}, and its port is rows"
-            if name in values
-            else f"gave no {name}"
-        )
-        raise PayloadError(f"fold {hop.name} {what}", f"return what {hop.place} is annotated to return")
-    return value
+def _no_output(hop: Hop, name: str, values: Mapping[str, Any]) -> PayloadError:
+    """An output of a fold is not there, or no list where rows are promised."""
+    what = f"gave no {name}"
+    if name in values:
+        what = f"gave {name} as {type(values[name]).__name__}, and its port is rows"
+    return PayloadError(f"fold {hop.name} {what}", f"return what {hop.place} is annotated to return")
 
 
 def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:

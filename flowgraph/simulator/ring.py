@@ -70,6 +70,8 @@ class Ring(Flow):
         )
         self.backlogs = {name: _backlogs(plan.hops[name]) for name in self.samplers}
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
+        self.watermark = self.dispatch.name, "watermark"
+        self.sizes = {name: [_measured(dim) for dim in hop.dims] for name, hop in plan.hops.items()}
         self.open(_Absent())
         for fold in self.folds.all.values():
             if not fold.hop.watches:
@@ -106,7 +108,7 @@ class Ring(Flow):
         if now == math.inf:
             raise self.stuck()
         if now > self.now:
-            self.meter.to(now, self._levels())
+            self._measure(now)
             self.now = now
         if other <= decoded:
             self._over(heappop(self.later)[2])
@@ -116,17 +118,14 @@ class Ring(Flow):
             self._sampled(request)
         return request is not None
 
-    def _levels(self) -> tuple[float, ...]:
-        """In the order of `trace.LEVELS`."""
+    def _measure(self, now: float) -> None:
+        """Levels as they are until now."""
         counts, fleet = self.ledger.counts, self.fleet
-        queued = self.table.next_key.get("step", 0) - self.begun
-        level = (counts.in_flight, counts.ready, queued, fleet.running, fleet.waiting, fleet.serving)
-        return (*level, self.training, self._watermark())
-
-    def _watermark(self) -> float:
-        """What dispatch says that it wants in flight, else the most that it lets be there."""
-        said = self.folds.latest.get((self.dispatch.name, "watermark"))
-        return float(said if said is not None else self.dispatch.room or 0)
+        self.meter.to(
+            now, counts.in_flight, counts.ready, self.table.next_key.get("step", 0) - self.begun,
+            fleet.running, fleet.waiting, fleet.serving, self.training,
+            self.folds.latest.get(self.watermark, self.dispatch.room or 0),
+        )  # fmt: skip
 
     # --- what begins ------------------------------------------------------------------------------------------
 
@@ -183,9 +182,9 @@ class Ring(Flow):
             self.done(hop)
             self.fail(record, hop, FAILED)
         else:
-            response = request.done
-            tokens = {"token": request.prompt + response, "prompt": request.prompt, "response": response}
-            self._gave(hop, record, tokens)
+            prompt, response = request.prompt, request.done
+            lengths = {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
+            self._gave(hop, record, lengths)
         if record.whole:
             self.meter.back(record.row.key)
         for output in self.backlogs[hop.name]:
@@ -209,11 +208,11 @@ class Ring(Flow):
                 self.publish(name, output, record.row.key + 1)
 
     def _gave(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
-        """A firing is over: each hop of it has done its part of the row. lengths: of the row's dims, as far as known."""
+        """A firing is over: each hop of it has done its part of the row. lengths: of its dims, as far as known."""
         self.done(hop)
         for name in hop.group or (hop.name,):
-            dims = self.plan.hops[name].dims
-            self.give(record, name, -1, tuple([_size(dim, lengths) for dim in dims]) if lengths else ())
+            sizes = [lengths.get(dim, 0) + more for dim, more in self.sizes[name]] if lengths else []
+            self.give(record, name, -1, tuple(sizes))
 
     # --- what the flow asks -----------------------------------------------------------------------------------
 
@@ -253,10 +252,10 @@ def _backlogs(hop: Hop) -> list[str]:
     return [port.name for port in spec.outputs if port.dtype == "Backlog"]
 
 
-def _size(dim: str, lengths: Mapping[str, int]) -> int:
-    """Of a dim of a row's columns: one leaf, and bounds one longer; 0 of what is not known."""
-    name = dim.removesuffix("+1")
-    return (1 if name == "leaf" else lengths.get(name, 0)) + (name != dim)
+def _measured(dim: str) -> tuple[str, int]:
+    """What a dim of a column is called, and how much longer than that it is: bounds (`leaf+1`) are by one."""
+    name, plus, more = dim.partition("+")
+    return name, int(more) if plus and more.isdigit() else 0
 
 
 def _source(hop: Hop) -> Callable[..., Any]:

@@ -53,12 +53,21 @@ class Meter:
         self.finished, self.flights, self.residence = 0, 0.0, 0.0
         self.tokens = self.trajectories = self.steps = 0
 
-    def to(self, now: float, levels: Sequence[float]) -> None:
+    def to(
+        self, now: float, in_flight: float, ready: float, queued: float,
+        running: float, waiting: float, serving: float, training: float, watermark: float,
+    ) -> None:  # fmt: skip
         """Time goes on to now; the levels are those that held until now."""
         seconds, self.now = now - self.now, now
         area = self.step_area
-        for i, level in enumerate(levels):
-            area[i] += seconds * level
+        area[0] += seconds * in_flight
+        area[1] += seconds * ready
+        area[2] += seconds * queued
+        area[3] += seconds * running
+        area[4] += seconds * waiting
+        area[5] += seconds * serving
+        area[6] += seconds * training
+        area[7] += seconds * watermark
 
     def out(self, key: int) -> None:
         """A trajectory is in flight."""

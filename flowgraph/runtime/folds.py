@@ -83,7 +83,8 @@ class Folds:
                     self.handed.setdefault((w.producer, w.output), []).append(fold.queues[w.port])
                 else:
                     self.queued.setdefault(w.producer, []).append(fold.queues[w.port])
-        self._taking = [fold for fold in self.all.values() if fold.queues]
+        self._every = list(self.all.values())
+        self._taking = [(fold, port, queue) for fold in self._every for port, queue in fold.queues.items()]
         self._hearing = [f for f in self.all.values() if any(w.mode == "event" for w in f.hop.watches)]
 
     def next(self, credit: Callable[[Hop], int]) -> tuple[Fold, str, Any] | None:
@@ -91,16 +92,15 @@ class Folds:
 
         Whatever it fires for, it sees the newest of every level.
         """
-        for fold in self._taking:
-            for port, queue in fold.queues.items():
-                if queue and (fold.room is None or fold.room(fold.state) > 0) and _free(fold, credit):
-                    fold.changed = False
-                    return fold, port, queue.popleft()
+        for fold, port, queue in self._taking:
+            if queue and (fold.room is None or fold.room(fold.state) > 0) and _free(fold, credit):
+                fold.changed = False
+                return fold, port, queue.popleft()
         for fold in self._hearing:
             if fold.events and _free(fold, credit):
                 fold.changed = False
                 return fold, *fold.events.popleft()
-        for fold in self.all.values():
+        for fold in self._every:
             if fold.changed and _free(fold, credit):
                 fold.changed = False
                 return fold, "", None
@@ -121,7 +121,7 @@ class Folds:
         Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
         """
         latest = self.latest
-        ports: dict[str, Any] = {**columns, **fold.heard}
+        ports: dict[str, Any] = {**fold.heard, **columns} if columns else dict(fold.heard)
         for name, output, empty in fold.levels:
             ports[name] = latest.get(output, empty)
         if port:

@@ -45,7 +45,9 @@ def test_a_synchronous_step_is_as_long_as_its_longest_response_and_its_training(
         longest = max(drawn.at(i * B + j) for j in range(B))
         assert point.seconds == pytest.approx(longest * STEP + 3.0, rel=1e-9)
     mean, deviation = LARGEST[lengths]
-    bound = 4 * deviation / math.sqrt(steps) + 0.5  # tokens; four standard errors, and half a token of rounding
+    bound = (
+        4 * deviation / math.sqrt(steps) + 0.5
+    )  # tokens; four standard errors, and half a token of rounding
     assert (done.step_seconds - 3.0) / STEP == pytest.approx(mean, abs=bound)
     assert done.lag.counts == {0: steps * B}
 

@@ -31,6 +31,8 @@ class Flow(ABC):
     waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
     ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
     firing: hop → its firings under way; held: published values that somebody works on
+    at_work: hop on trajectories that uses an engine → those that it works on, in the order in which it began
+    hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
     """
@@ -47,6 +49,13 @@ class Flow(ABC):
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
         self.firing = dict.fromkeys(workers, 0)
         self.held: Counter[tuple[str, str]] = Counter()
+        engines = (
+            n for n, h in workers.items() if h.rows == "trajectory" and h.uses == "engine" and h.concurrent
+        )
+        self.at_work: dict[str, dict[int, Record]] = {name: {} for name in engines}
+        self.hold = 0
+        self.stopping: set[int] = set()
+        self.parked: dict[int, tuple[Hop, Record]] = {}
         self.steps_done = 0
         self.over: dict[int, Record] = {}
         self.ended = False
@@ -69,6 +78,10 @@ class Flow(ABC):
     @abstractmethod
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         """A hop is due on a value that was published; `done` is called when it is over."""
+
+    @abstractmethod
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        """A hop is to give up a row for now; `done` and then `park` is called when it has, unless it is done before."""
 
     @abstractmethod
     def closed(self, record: Record, members: Sequence[Record]) -> None:
@@ -122,6 +135,7 @@ class Flow(ABC):
         """Nothing is under way and nothing can fire."""
         counts, waiting = self.ledger.counts, self.folds.waiting()
         queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
+        queued += f"; {len(self.parked)} are held" if self.parked else ""
         at = f"options of {' and '.join(waiting)}" if waiting else "options of the batch"
         help = f"a fold waits for more rows than it admits: look at the {at}"
         if self.ended:
@@ -147,6 +161,8 @@ class Flow(ABC):
                         self._skip(record, hop)
                     else:
                         self.firing[name] += 1
+                        if name in self.at_work:
+                            self.at_work[name][record.row.key] = record
                         self.begin(hop, record)
         for name, values in self.triggers.items():
             hop = self.plan.hops[name]
@@ -213,6 +229,9 @@ class Flow(ABC):
             elif kind == "handed":
                 for row in output:
                     self.folds.hand(hop.name, name, row)
+            elif kind == "held":
+                self._hold(output)
+                self.publish(hop.name, name, output)
             elif isinstance(output, list):
                 for item in output:
                     self._drop(hop.name, name, item)
@@ -283,9 +302,12 @@ class Flow(ABC):
                     record.left.discard(skipped)
                     self._follow(record, skipped)
 
-    def done(self, hop: Hop, watched: str = "") -> None:
+    def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:
         """A firing is over. watched: the port whose value it worked on, where that made it fire."""
         self.firing[hop.name] -= 1
+        if record is not None and hop.name in self.at_work:
+            self.at_work[hop.name].pop(record.row.key, None)
+            self.stopping.discard(record.row.key)
         if watched:
             watch = next(w for w in hop.watches if w.port == watched)
             self.held[watch.producer, watch.output] -= 1
@@ -295,6 +317,25 @@ class Flow(ABC):
         if not record.row.failed:
             record.row = msgspec.structs.replace(record.row, failed=reason)
         self._skip(record, hop)
+
+    def _hold(self, n: int) -> None:
+        """Of the trajectories at an engine, let the n youngest wait, and those that waited longest go on."""
+        self.hold = n
+        for name, working in self.at_work.items():
+            for key in reversed(working) if len(self.parked) + len(self.stopping) < n else ():
+                if key not in self.stopping:
+                    self.stopping.add(key)
+                    self.interrupt(self.plan.hops[name], working[key])
+                if len(self.parked) + len(self.stopping) >= n:
+                    break
+        while self.parked and len(self.parked) + len(self.stopping) > n:
+            hop, record = self.parked.pop(min(self.parked))
+            self.ready[hop.name].appendleft(record)
+
+    def park(self, record: Record, hop: Hop) -> None:
+        """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""
+        self.parked[record.row.key] = hop, record
+        self._hold(self.hold)
 
     def _skip(self, record: Record, hop: Hop) -> None:
         """A row that came to nothing passes a hop, and those that fire with it, without their part."""

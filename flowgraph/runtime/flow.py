@@ -30,6 +30,7 @@ class Flow(ABC):
 
     waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
     ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
+    triggered: output → those of the hops that fire on its values, and on each how-manieth
     firing: hop → its firings under way; held: published values that somebody works on
     at_work: hop on trajectories that uses an engine → those that it works on, in the order in which it began
     hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
@@ -47,6 +48,10 @@ class Flow(ABC):
         self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
         self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
+        self.triggered: dict[tuple[str, str], list[tuple[deque[int], int]]] = {}
+        for name, values in self.triggers.items():
+            for w in (w for w in workers[name].watches if w.mode == "event"):
+                self.triggered.setdefault((w.producer, w.output), []).append((values, w.every))
         self.firing = dict.fromkeys(workers, 0)
         self.held: Counter[tuple[str, str]] = Counter()
         engines = (
@@ -153,6 +158,8 @@ class Flow(ABC):
                 self._step(*found)
             given_up = False
             for name, queue in self.ready.items():
+                if not queue:
+                    continue
                 hop = self.plan.hops[name]
                 while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
                     record = queue.popleft()
@@ -165,6 +172,8 @@ class Flow(ABC):
                             self.at_work[name][record.row.key] = record
                         self.begin(hop, record)
         for name, values in self.triggers.items():
+            if not values:
+                continue
             hop = self.plan.hops[name]
             while values and self._may_fire(hop):
                 watch = next(w for w in hop.watches if w.mode == "event")
@@ -215,11 +224,12 @@ class Flow(ABC):
         takes = port in fold.queues and port not in fold.handed
         if takes and self.table.take(value) and value.kind == "trajectory":
             self.ledger.move(value.key, "ready", hop.name)
-        made, credit = 0, self._credit(hop)
-        for name, output in self.folds.fire(fold, port, value, columns, credit).items():
-            kind = hop.outputs[name]
+        credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
+        outputs = self.folds.fire(fold, port, value, columns, credit)
+        made = 0
+        for name, kind, output in zip(fold.names, fold.kinds, outputs, strict=True):
             if kind == "rows":
-                made += len(output)
+                made = len(output)
                 if made > credit and hop.rows != "trajectory":
                     self._too_many(hop, made, credit)
                 for item in output:
@@ -229,13 +239,12 @@ class Flow(ABC):
             elif kind == "handed":
                 for row in output:
                     self.folds.hand(hop.name, name, row)
-            elif kind == "held":
-                self._hold(output)
-                self.publish(hop.name, name, output)
             elif isinstance(output, list):
                 for item in output:
                     self._drop(hop.name, name, item)
             else:
+                if kind == "held" and output != self.hold:
+                    self._hold(output)
                 self.publish(hop.name, name, output)
         if made and hop.rows != "trajectory":
             fold.changed = True  # it may make another as soon as it has credit
@@ -368,11 +377,9 @@ class Flow(ABC):
         """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
         if not self.folds.publish(hop, output, value):
             return
-        for name, values in self.triggers.items():
-            for watch in self.plan.hops[name].watches:
-                due = (watch.producer, watch.output, watch.mode) == (hop, output, "event")
-                if due and (value % watch.every == 0 or value >= self.plan.run.steps):
-                    values.append(value)
+        for values, every in self.triggered.get((hop, output), ()):
+            if value % every == 0 or value >= self.plan.run.steps:
+                values.append(value)
         if output in self.plan.hops[hop].initial:  # it is a version
             self.table.expire(value - 1)
 

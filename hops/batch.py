@@ -109,7 +109,7 @@ def oldest_first(
 
 
 class Withholding(NamedTuple):
-    """One batch without its stale members. withheld_score, withheld_uid: theirs, which shape the baseline all the same"""
+    """One batch without its stale members. withheld_score, withheld_uid: theirs, which still shape the baseline"""
 
     parents: tuple[Row, ...]
     batch_id: Int64[Array, ""]

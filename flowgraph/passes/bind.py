@@ -211,7 +211,10 @@ def _giver(graph: Graph, node: Node, port: Port) -> str:
         fits = (port.name, port.kind, port.dtype) in given
         if port.kind == "rows" and port.mode != "latest":
             # Trajectories go through hops that each add to them, and which of those is meant is not to be told.
-            fits = port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
+            handed = any(
+                p.handed and p.name == port.name and p.row_kind == port.row_kind for p in other.spec.outputs
+            )
+            fits = handed or port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
         loops = port.mode == "queue" and node in graph.upstream(other)
         if fits and other is not node and not loops:
             # Columns are handed on: the hop that most inputs name gives this one too, when it comes after its writer.

@@ -9,15 +9,14 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from flowgraph import (
-    Credit,
     Array,
     Below,
+    Credit,
     Derivable,
     Dim,
     Dropped,
     Event,
     LastToken,
-    Latest,
     Mask,
     Row,
     Rows,

@@ -17,14 +17,16 @@ GRAPH = (
 
 VERL = """
 verl, "Recipe: Fully Async Policy Trainer", docs/advance/fully_async.md at b178a3c (github.com/volcengine/verl)
-Qwen2.5-Math-7B on H20, DAPO, 28K tokens, 512 prompts x 16 responses a step, tensor parallel 4. Seconds a step of 512
-prompts: the column `step`. Fitted on: colocate sync, 64 GPUs (gen 150.72, old_log_prob 70.26, update 133.41, step 365.28).
-  fitted   decode speed (one factor on all coefficients) from gen; training and log-probabilities in GPU-seconds; the rest
-           of the step (10.89 s) as a constant
+Qwen2.5-Math-7B on H20, DAPO, 28K tokens, 512 prompts x 16 responses a step, tensor parallel 4. Seconds a step of
+512 prompts: its column `step`. Fitted on: colocate sync, 64 GPUs (gen 150.72, old_log_prob 70.26, update 133.41,
+step 365.28).
+  fitted   decode speed (one factor on all coefficients) from gen; training and log-probabilities in GPU-seconds; the
+           rest of the step (10.89 s) as a constant
   assumed  responses lognormal, mean 1500, sigma 1.2, cut at 28672 (lengths are not published)
-           a decode step takes 5 ms + 43 us a request + 3.6 ns a cached token, times the factor: 2 FLOPs a parameter at 60 %
-           of 4 x 148 TFLOPS, and 57 KB of KV a token at 4 x 4 TB/s
-           training takes GPU-seconds / GPUs; colocated engines use all GPUs; asynchronous ones log no probabilities anew
+           a decode step takes 5 ms + 43 us a request + 3.6 ns a cached token, times the factor: 2 FLOPs a parameter at
+           60 % of 4 x 148 TFLOPS, and 57 KB of KV a token at 4 x 4 TB/s
+           training takes GPU-seconds / GPUs; colocated engines use all GPUs; asynchronous training needs no
+           log-probabilities of its own
            32 prompts a batch, weights every 16 batches; staleness s allows (1 + s)·16 batches ahead, rounded
            256 requests in flight a server (concurrent_samples_per_replica 16 x 16 responses); 2 s a weight sync
 """
@@ -42,13 +44,13 @@ VERL_ROWS = [
 ]
 
 AREAL = """
-AReaL v0.3, blog/AReaL_v0_3.md, Table 2 (github.com/inclusionAI/AReaL; the paper is arXiv 2505.24298): hours of training of
-R1-Distill-Qwen on 128 (1.5B) and 192 (7B) H800. Fitted on: synchronous, 1.5B, 41.0 hours.
+AReaL v0.3, blog/AReaL_v0_3.md, Table 2 (github.com/inclusionAI/AReaL; the paper is arXiv 2505.24298): hours of
+training of R1-Distill-Qwen on 128 (1.5B) and 192 (7B) H800. Fitted on: synchronous, 1.5B, 41.0 hours.
   fitted   one number: what a decode step costs beyond the roofline, the same for both models
   assumed  1000 PPO steps are 250 batches of 512 prompts x 16 responses (4 mini-batches each, as in its ablation)
            responses lognormal, mean 9000, sigma 0.7, cut at 27648 (lengths are not published)
-           a decode step reads the weights and the KV cache at 3.35 TB/s x 0.7, and takes 2 FLOPs a parameter and token at
-           989 TFLOPS x 0.5; one engine a GPU, 256 slots
+           a decode step reads the weights and the KV cache at 3.35 TB/s x 0.7, and takes 2 FLOPs a parameter and
+           token at 989 TFLOPS x 0.5; one engine a GPU, 256 slots
            training takes 8 FLOPs a parameter and token at 989 TFLOPS x 0.4, a pass for log-probabilities 2
            synchronous: all GPUs do both, in turn; asynchronous: 3 of 4 decode (sglang.d96 + d32 of its quick start)
            max_head_offpolicyness 4; weights stop engines for 5 s, and KV is computed anew
@@ -62,8 +64,9 @@ AREAL_ROWS = [
 ]
 
 TINKER = """
-thinking-machines-lab/tinker-cookbook, pull request 822: mean staleness 0.97 with sampling 1 step ahead, 2.49 with 3, both
-under a bound of 3. Fitted on depth 1: the number of steps, 33, from an empty ring (the first batch has no lag: 1 - 1/33).
+thinking-machines-lab/tinker-cookbook, pull request 822: mean staleness 0.97 with sampling 1 step ahead, 2.49 with 3,
+both under a bound of 3. Fitted on depth 1: the number of steps from an empty ring, 33 (the first batch has no lag, and
+1 - 1/33 is 0.97).
   assumed  a sampler that is fast enough; exponential lengths, a slot for every trajectory, 16 groups of 8
            depth d: d batches may be in flight or ready while one is trained, which is `capacity` of the buffer
 """

@@ -213,8 +213,8 @@ def simulate(
 ) -> Simulated:
     """Drive a graph's dispatch, buffer and batch for so many steps of a virtual clock; nothing else of it runs.
 
-    settings: what is assumed of engines, trainer and lengths, by the names of `flowgraph.simulator.settings.Settings`. The same
-    settings give the same result, bit by bit. Raises as `compile` does; ValueError for settings that don't fit the
+    settings: what is assumed of engines, trainer and lengths, as `flowgraph.simulator.settings.Settings` names it. The
+    same settings give the same result, bit by bit. Raises as `compile` does; ValueError for settings that don't fit the
     graph; RunError when the folds admit no further step.
 
         >>> done = flowgraph.simulate("graphs/quickstart.yaml", steps=50, lengths="exponential:4", train_seconds=2.0)
@@ -235,8 +235,8 @@ def sweep(
     overrides: Overrides = (),
     model: File | None = None,
     **settings: Any,
-) -> Swept:
-    """Simulate a graph file with every combination of values; each comes with what was set.
+) -> list[Swept]:
+    """Simulate a graph file with every combination of values; each comes with what was set, or why it is refused.
 
     sweeps: `path=value,value,…`; path is that of an override, `hop.option`, or the name of a setting
     Raises as `simulate` does, for the first combination that does.

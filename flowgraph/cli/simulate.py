@@ -94,7 +94,7 @@ def simulate(
 
     No engine, learner or model is needed, and no hop body runs but those of folds. All times are of the virtual clock.
     """
-    from flowgraph.simulator import outcome, plot
+    from flowgraph.simulator import outcome, plot, sweep
 
     if output and not output.endswith(".svg"):
         raise click.UsageError(f"-o {output}: a simulation is drawn as SVG; give a name that ends in .svg")
@@ -108,9 +108,7 @@ def simulate(
             found = api.sweep(
                 graph, sweeps, steps=steps, overrides=(*overrides, *more), model=model, **options
             )
-            click.echo(
-                outcome.to_json(found) if as_json else outcome.render_sweep(found, width()), nl=as_json
-            )
+            click.echo(sweep.to_json(found) if as_json else sweep.render(found, width()), nl=as_json)
             return
         loaded = checked(graph, (*overrides, *more), as_json=as_json, report=True, fails=False)
         one = api.simulate(loaded, steps=steps, **options)

@@ -2,8 +2,8 @@
 
 Nothing is stepped token by token. All requests that an engine decodes gain tokens at one pace, so its service clock
 S(t), the tokens that each of them has gained since the start, says it all: one of L tokens that begins at S ends at
-S + L, whatever else comes and goes meanwhile. An engine's next event is the smallest such end, or the clock at which its
-KV cache is full; the earliest of all engines' next events is the fleet's.
+S + L, whatever else comes and goes meanwhile. An engine's next event is the smallest such end, or the clock at which
+its KV cache is full; the earliest of all engines' next events is the fleet's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, index: int) -> None:
         self.index = self.place = index
-        self.service, self.at, self.base = 0.0, 0.0, 0
+        self.service = self.at = self.base = 0.0
         self.running: dict[int, Request] = {}
         self.ends: list[tuple[float, int]] = []
         self.waiting: deque[Request] = deque()
@@ -147,6 +147,19 @@ class Fleet:
         self._shift(engine, -1)
         self._fill(engine)
         return request
+
+    def cancel(self, request: Request, now: float) -> None:
+        """Give a request up that is waiting or running; what it has decoded is lost."""
+        engine = request.engine
+        self._advance(engine, now)
+        if engine.running.get(request.key) is request:
+            del engine.running[request.key]
+            self._forget(engine, request)
+        else:
+            engine.waiting.remove(request)
+            self.waiting -= 1
+        self._shift(engine, -1)
+        self._fill(engine)
 
     def pause(self, now: float, seconds: float, again: bool) -> None:
         """Every engine stands still. again: and then computes the KV of what it has under way anew."""
@@ -238,11 +251,15 @@ class Fleet:
         request.left -= round(gained)
         request.retractions += 1
         self.retractions += 1
+        self._forget(engine, request)
+        engine.waiting.appendleft(request)
+        self.waiting += 1
+
+    def _forget(self, engine: Engine, request: Request) -> None:
+        """A request that is off `running` before its end."""
         engine.ends.remove((request.ends, request.key))
         heapify(engine.ends)
         self._leave(engine, request)
-        engine.waiting.appendleft(request)
-        self.waiting += 1
 
     def _prefill(self, engine: Engine, tokens: int) -> None:
         """Decoding stands still while tokens are computed at once."""

@@ -60,7 +60,7 @@ class Lengths(Drawn):
 def parse(text: str) -> Draw:
     """What `lognormal:2000,1.2` and the like mean. Raises ValueError that names what is wrong and what there is.
 
-    lognormal:mean,sigma   exp of a normal; mean is the mean length itself, sigma the standard deviation of its logarithm
+    lognormal:mean,sigma   exp of a normal; mean is of the length itself, sigma the standard deviation of its logarithm
     exponential:mean       uniform:low,high   fixed:n
     pareto:mean,alpha      the heavy tail P(x > t) ~ t^-alpha, alpha above 1, with this mean
     trace:FILE             one length a line, in order, and again from the first line

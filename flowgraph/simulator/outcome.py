@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from flowgraph.runtime.ledger import Counts
 from flowgraph.simulator.trace import Point
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 class Lags(msgspec.Struct, frozen=True):
@@ -87,13 +83,8 @@ def lags(counts: dict[int, int]) -> Lags:
     return Lags(mean, max(counts, default=0), dict(sorted(counts.items())))
 
 
-def to_json(found: Simulated | Sequence[tuple[dict[str, str], Simulated]]) -> bytes:
-    """Of one simulation; or of a sweep, a list of {"set": …, "result": …}."""
-    if isinstance(found, Simulated):
-        return msgspec.json.format(msgspec.json.encode(found), indent=1)
-    return msgspec.json.format(
-        msgspec.json.encode([{"set": at, "result": one} for at, one in found]), indent=1
-    )
+def to_json(found: Simulated) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 
 # --- as text -----------------------------------------------------------------------------------------------
@@ -102,11 +93,11 @@ def to_json(found: Simulated | Sequence[tuple[dict[str, str], Simulated]]) -> by
 def render(s: Simulated, width: int = 110) -> str:
     rows = [
         ("throughput", f"{s.per_minute:,.1f} trajectories/min, {s.tokens_per_second:,.0f} tokens/s trained"),
-        ("step", f"{_time(s.step_seconds)} ± {_time(s.step_spread)}"),
+        ("step", f"{time_text(s.step_seconds)} ± {time_text(s.step_spread)}"),
         ("engines", f"{s.slots_empty:.1%} of slots empty; no request at all {s.engines_idle:.1%} of the time"),
         ("", f"{s.waiting:,.1f} requests waiting, {s.retractions:,} retracted, {s.prefilled:,} tokens prefilled"),
         ("trainer", f"idle {s.trainer_idle:.1%} of the time; {s.queued:,.2f} batches waiting for it"),
-        ("trajectories", f"{s.in_flight:,.1f} in flight of {s.watermark:,.1f} wanted, each {_time(s.flight_seconds)}"),
+        ("trajectories", f"{s.in_flight:,.1f} in flight of {s.watermark:,.1f}, {time_text(s.flight_seconds)} each"),
         ("", f"{s.ready:,.1f} ready"),
         ("lag of data", _lag_text(s.lag)),
         ("lag of weights", _lag_text(s.weights_lag)),
@@ -119,7 +110,7 @@ def render(s: Simulated, width: int = 110) -> str:
     return "\n".join([*lines, "", *_histogram(s.lag)]) + "\n"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """`4.21 s`, `12.3 min`"""
     if seconds < 120:
         return f"{seconds:.3g} s"
@@ -147,49 +138,6 @@ def _histogram(found: Lags, longest: int = 40) -> list[str]:
         bar = "█" * max(1, round(longest * n / most))
         out.append(f"  lag {lag:<4}{n / total:>7.1%}  {bar}")
     return out
-
-
-def render_sweep(found: Sequence[tuple[dict[str, str], Simulated]], width: int = 110) -> str:
-    """A row a setting."""
-    from rich.console import Console
-
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(_sweep_table(found))
-    lines = (line.rstrip() for line in capture.get().splitlines())
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _sweep_table(found: Sequence[tuple[dict[str, str], Simulated]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    title = f"{found[0][1].graph}: {found[0][1].steps:,} steps each"
-    table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in found[0][0]:
-        table.add_column(name, justify="right", overflow="fold")
-    heads = (
-        "step",
-        "traj/min",
-        "tokens/s",
-        "slots empty",
-        "trainer idle",
-        "in flight",
-        "ready",
-        "lag",
-        "max",
-        "dropped",
-    )
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
-    for at, s in found:
-        dropped = sum(s.ledger.dropped.values()) / max(1, s.ledger.dispatched)
-        table.add_row(
-            *at.values(), _time(s.step_seconds), f"{s.per_minute:,.1f}", f"{s.tokens_per_second:,.0f}",
-            f"{s.slots_empty:.1%}", f"{s.trainer_idle:.1%}", f"{s.in_flight:,.1f}", f"{s.ready:,.1f}",
-            f"{s.lag.mean:.2f}", f"{s.lag.max}", f"{dropped:.1%}",
-        )  # fmt: skip
-    return table
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flowgraph.report.draw.colours import DARK, LIGHT
+from flowgraph.report.draw.svg import SANS
 from flowgraph.report.draw.text import clean, escape, fit, text_width
 from flowgraph.simulator.outcome import Simulated
 from flowgraph.simulator.trace import Point
@@ -16,7 +17,7 @@ INK = ("#0969da", "#bc4c00"), ("#58a6ff", "#f0883e")  # first and second line, o
 MOST = 400  # points of a line; more are averaged together
 
 STYLE = f"""
-text {{ font-family: Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; font-size: 10px; fill: #1f2328; }}
+text {{ font-family: {SANS}; font-size: 10px; fill: #1f2328; }}
 .bg {{ fill: #ffffff; }}
 .title {{ font-size: 18px; font-weight: 700; }}
 .name {{ font-size: 12px; font-weight: 700; }}

@@ -10,13 +10,13 @@ What a firing costs, by what the plan says of its hop:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from flowgraph.plan.plan import Hop, Plan
@@ -36,19 +36,11 @@ FAILED = "failed"
 HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
 
 
-class Firing(msgspec.Struct, eq=False):
-    """One firing under way. watched: the port of the value that it works on, where it works on no row."""
-
-    hop: Hop
-    record: Record | None
-    watched: str = ""
-
-
 class Ring(Flow):
     """Drives a plan's folds under a virtual clock.
 
-    now: seconds; soon, later: firings that end now, and at a time of their own
-    made: steps whose training has begun; training: whether one is being trained
+    now: seconds; soon, later: what happens now, and at a time of its own; requests: trajectory → its request
+    begun: steps whose training has begun; training: how many are being trained; version: of the served weights
     behind: step → versions that the served weights were behind when its training began
     samplers: hops that make requests; backlogs: hop → its outputs that say what the engines can't compute
     """
@@ -61,9 +53,10 @@ class Ring(Flow):
         self.fleet = Fleet(fitted.engines, fitted.slots, self.settings.speed, fitted.kv)
         self.meter = Meter(fitted.slots, fitted.engines)
         self._draw(fitted)
-        self.soon: deque[Firing] = deque()
-        self.later: list[tuple[float, int, Firing]] = []
-        self.count = self.begun = self.training = self.warmup = 0
+        self.soon: deque[Callable[[], None]] = deque()
+        self.later: list[tuple[float, int, Callable[[], None]]] = []
+        self.requests: dict[int, Request] = {}
+        self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
         self.samplers = frozenset(
             h.name for h in plan.hops.values() if h.uses == "engine" and h.rows == "trajectory" and h.heads
@@ -94,7 +87,7 @@ class Ring(Flow):
         self.turn()
         while self.steps_done < steps:
             if self.soon:
-                self._over(self.soon.popleft())
+                self.soon.popleft()()
             elif not self._next():
                 continue
             self.turn()
@@ -111,7 +104,7 @@ class Ring(Flow):
             self._measure(now)
             self.now = now
         if other <= decoded:
-            self._over(heappop(self.later)[2])
+            heappop(self.later)[2]()
             return True
         request = self.fleet.pop()
         if request is not None:
@@ -131,36 +124,41 @@ class Ring(Flow):
 
     def begin(self, hop: Hop, record: Record) -> None:
         if hop.name not in self.samplers:
-            self._later(Firing(hop, record), self._seconds(hop, record))
+            seconds = sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
+            self._after(seconds, functools.partial(self._over, hop, record))
             return
         key, uid = record.row.key, record.row.uid
         fails = self.fates.at(key) < self.settings.failures
         tokens = self.lengths.at(key)
         decoded = (tokens + 1) // 2 if fails else tokens
-        self.fleet.submit(Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails)), self.now)
+        request = Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails))
+        self.requests[key] = request
+        self.fleet.submit(request, self.now)
+        limit = hop.config.get("time_limit")
+        if limit is not None:
+            self._after(limit, functools.partial(self._too_late, request))
 
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
-        self._later(Firing(hop, None, port), self.settings.seconds.get(hop.name, 0.0))
+        self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
 
-    def _later(self, firing: Firing, seconds: float) -> None:
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        self.soon.append(functools.partial(self._interrupted, self.requests[record.row.key]))
+
+    def _after(self, seconds: float, happens: Callable[[], None]) -> None:
         if seconds:
-            heappush(self.later, (self.now + seconds, self.count, firing))
+            heappush(self.later, (self.now + seconds, self.count, happens))
             self.count += 1
         else:
-            self.soon.append(firing)
-
-    def _seconds(self, hop: Hop, record: Record) -> float:
-        """What a firing takes: all hops that fire as one, one after the other."""
-        return sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
+            self.soon.append(happens)
 
     def _cost(self, hop: Hop, record: Record) -> float:
+        """Seconds that a hop takes. The trainer is at work from now on, or the engines stand still."""
         s = self.settings
         given = s.seconds.get(hop.name)
         if _trains(hop):
             self.begun += 1
             self.training += 1
-            version = max((v for (name, output), v in self._versions()), default=0)
-            self.behind[record.row.key] = record.row.key - version
+            self.behind[record.row.key] = record.row.key - self.version
             tokens = sum(self.table.of(one).row.dims.get("token", 0) for one in record.row.parents)
             rate = s.train_rate or math.inf
             return s.train_seconds + tokens / rate if given is None else given
@@ -170,46 +168,60 @@ class Ring(Flow):
             return seconds
         return given or 0.0
 
-    def _versions(self) -> list[tuple[tuple[str, str], int]]:
-        outputs = [(hop.name, output) for hop in self.plan.hops.values() for output in hop.initial]
-        return [(one, self.folds.latest[one]) for one in outputs]
-
     # --- what ends --------------------------------------------------------------------------------------------
 
     def _sampled(self, request: Request) -> None:
+        """The engines are done with a request."""
         hop, record, fails = request.of
+        del self.requests[record.row.key]
+        self.done(hop, record)
         if fails:
-            self.done(hop)
             self.fail(record, hop, FAILED)
         else:
             prompt, response = request.prompt, request.done
-            lengths = {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
-            self._gave(hop, record, lengths)
+            self._give(
+                hop, record, {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
+            )
         if record.whole:
             self.meter.back(record.row.key)
         for output in self.backlogs[hop.name]:
             pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
             self.publish(hop.name, output, self.fleet.waiting + pressed)
 
-    def _over(self, firing: Firing) -> None:
-        hop, record = firing.hop, firing.record
-        if record is None:
-            self.done(hop, firing.watched)
-            return
-        names = hop.group or (hop.name,)
-        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
-        self._gave(
-            hop, record, {"prompt": self.prompts.at(record.row.key)} if record.row.kind == "group" else {}
-        )
-        if record.row.kind == "trajectory" and record.whole:
+    def _too_late(self, request: Request) -> None:
+        """The time of a trajectory is over; nothing happens when it is done, or began anew, by then."""
+        hop, record, _ = request.of
+        if self.requests.get(record.row.key) is request:
+            del self.requests[record.row.key]
+            self.fleet.cancel(request, self.now)
+            self.done(hop, record)
+            self.fail(record, hop, "time limit")
             self.meter.back(record.row.key)
+
+    def _interrupted(self, request: Request) -> None:
+        """A request is given up for now; it begins anew when dispatch holds its trajectory no more."""
+        hop, record, _ = request.of
+        if self.requests.get(record.row.key) is request:
+            del self.requests[record.row.key]
+            self.fleet.cancel(request, self.now)
+            self.done(hop, record)
+            self.park(record, hop)
+
+    def _over(self, hop: Hop, record: Record) -> None:
+        """A firing that is no request is over."""
+        row, names = record.row, hop.group or (hop.name,)
+        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
+        self.done(hop, record)
+        self._give(hop, record, {"prompt": self.prompts.at(row.key)} if row.kind == "group" else {})
+        if row.kind == "trajectory" and record.whole:
+            self.meter.back(row.key)
         for name in names:
             for output in self.plan.hops[name].initial:
-                self.publish(name, output, record.row.key + 1)
+                self.version = row.key + 1
+                self.publish(name, output, self.version)
 
-    def _gave(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
-        """A firing is over: each hop of it has done its part of the row. lengths: of its dims, as far as known."""
-        self.done(hop)
+    def _give(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
+        """Each hop of a firing has done its part of the row. lengths: of the row's dims, as far as they are known."""
         for name in hop.group or (hop.name,):
             sizes = [lengths.get(dim, 0) + more for dim, more in self.sizes[name]] if lengths else []
             self.give(record, name, -1, tuple(sizes))
@@ -260,7 +272,7 @@ def _measured(dim: str) -> tuple[str, int]:
 
 def _source(hop: Hop) -> Callable[..., Any]:
     """A source without an end, which gives a group without columns: what is in it nobody reads."""
-    group = namedtuple("Group", ())()  # type: ignore[misc]
+    group = namedtuple("Group", ())()
     made = namedtuple("Groups", tuple(hop.outputs))  # type: ignore[misc]
     given = made(*([group] if kind == "rows" else 0 for kind in hop.outputs.values()))
     return lambda state: given

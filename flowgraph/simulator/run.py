@@ -28,7 +28,7 @@ def simulate_plan(plan: Plan, steps: int, settings: Settings) -> Simulated:
     if not 0 <= warmup < steps:
         raise ValueError(f"warmup must leave a step to measure, and is {warmup} of {steps} steps")
     fitted = fit(settings, plan)
-    ring = Ring(_endless(plan), fitted)
+    ring = Ring(endless(plan), fitted)
     ring.run(steps, warmup)
     return _outcome(ring, fitted, warmup)
 
@@ -73,7 +73,7 @@ def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:
     )
 
 
-def _endless(plan: Plan) -> Plan:
+def endless(plan: Plan) -> Plan:
     """The same plan without a last step, for all that looks at it."""
     hops = {}
     for name, hop in plan.hops.items():

@@ -1,4 +1,4 @@
-"""What a simulation assumes of the machines: how many engines, how fast, how long a batch trains, how long responses are."""
+"""What a simulation assumes: how many engines, how fast, how long a batch trains, how long responses are."""
 
 from __future__ import annotations
 
@@ -106,6 +106,13 @@ def _problems(s: Settings, plan: Plan) -> Iterator[str]:
             yield f"seconds: there is no hop {name} that takes time; hops: {others}"
         if not 0 <= value < math.inf:
             yield f"seconds of {name} must not be negative, and are {value:g}"
+    for hop in plan.hops.values():
+        if hop.kind == "fold" and hop.reads and s.solve is None:
+            columns = ", ".join(dict.fromkeys(read.column for read in hop.reads))
+            yield (
+                f"hop {hop.name} reads {columns} of the rows that it is shown: say how often tasks are solved, such as "
+                "solve beta:1,1 (--solve beta:1,1)"
+            )
     speed = s.speed
     if not (speed.step > 0 and speed.per_request >= 0 and speed.per_token >= 0 and speed.prefill > 0):
         yield "speed: step and prefill must be above 0, per_request and per_token not negative"

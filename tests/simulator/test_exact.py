@@ -29,7 +29,7 @@ LARGEST = {
 
 
 def _alone(steps: int, lengths: str, train: float = 3.0) -> flowgraph.Simulated:
-    """B engines with one slot each and no cost but a fixed one a token: a step lasts as long as its longest response."""
+    """B engines with one slot each, and no cost but a fixed one a token."""
     return flowgraph.simulate(
         GRAPH, steps=steps, overrides=SYNCHRONOUS, engines=B, slots=1, lengths=lengths, warmup=0,
         train_seconds=train, speed={"step": STEP, "per_request": 0.0, "prefill": math.inf},
@@ -96,7 +96,7 @@ def test_without_chance_an_asynchronous_ring_is_as_fast_as_its_slower_side(train
 @pytest.mark.parametrize("max_lag", [0, 3])
 @pytest.mark.parametrize("failures", [0.0, 0.1])
 def test_in_flight_is_rate_times_time_in_flight(max_lag: int, failures: float) -> None:
-    """Little's law, L = λ·W: the left side by integrating the ledger over time, the right by each trajectory's clock."""
+    """Little's law, L = λ·W: the left by integrating the ledger over time, the right by each trajectory's clock."""
     done = flowgraph.simulate(
         GRAPH, steps=40, overrides=[f"hops.dispatch.in.version.max_lag={max_lag}"], engines=3, slots=10, kv=3000,
         lengths="lognormal:80,1.5", prompts="uniform:10,200", train_seconds=2.0, sync_seconds=1.0, failures=failures,

@@ -21,8 +21,8 @@ from flowgraph.simulator.ring import Ring
 from flowgraph.simulator.run import endless
 from flowgraph.simulator.settings import fit, make
 
-ENGINES, SLOTS, GROUPS, SAMPLES, LAG = 1000, 128, 256, 16, 24
-SETTINGS = {"engines": ENGINES, "slots": SLOTS, "lengths": "lognormal:2000,0.8", "train_seconds": 0.5}
+ENGINES, SLOTS, GROUPS, SAMPLES, LAG = 1000, 128, 256, 16, 60
+SETTINGS = {"engines": ENGINES, "slots": SLOTS, "lengths": "lognormal:2000,0.5", "train_seconds": 0.5}
 STEPS = 60  # of 4,096 trajectories; after half of them as many as may be are in flight
 
 
@@ -50,6 +50,7 @@ def planned() -> Plan:
             "dims.response": {"mean": 2000, "max": 32768},
             "hops.dispatch.in.version.max_lag": LAG,
             "hops.batch.with": {"groups": "partial"},
+            "hops.dispatch.with": {"target": 100_000},
         },
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -116,3 +118,20 @@ class Virtual(Flow):
 
     def state(self, fold: str) -> Any:
         return self.folds.all[fold].state
+
+
+def in_time(flow: Virtual, seconds: Callable[[str, Record], float]) -> float:
+    """Let every firing end after the seconds that it takes, until the run is over; the seconds of the run."""
+    now, began, ends = 0.0, itertools.count(), []
+    known: set[tuple[str, int]] = set()
+    while not flow.finished():
+        for at in flow.working.keys() - known:
+            heapq.heappush(ends, (now + seconds(at[0], flow.working[at][1]), next(began), at))
+        known |= flow.working.keys()
+        while flow.events:
+            flow.heard()
+        if ends:
+            now, _, at = heapq.heappop(ends)
+            known.discard(at)
+            flow.ends(*at)
+    return now

@@ -76,3 +76,11 @@ def test_rates_are_intervals_where_data_decides() -> None:
     more = rates(loaded.graph)
     assert more["reward"] == Rate("leaf", 6, 12)
     assert more["train"] == more["sync"] == Rate("step", 0.5, 0.5)
+
+
+def test_a_bound_says_what_it_is_made_of() -> None:
+    assert Staleness("batch", 24, 8, 1, 1, 1, 24).parts == (
+        "2 in flight and ready + 1 queued + 1 in training + 1 unsynced; dispatch admits 2"
+    )
+    assert Staleness("batch", 8, 8, 0, 0).parts == "nothing waits"
+    assert Staleness("batch", None, 8, 0, 1, 0, 16).parts == "dispatch admits 1"

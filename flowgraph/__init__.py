@@ -16,7 +16,7 @@ from flowgraph.engines.protocol import (
     SideChannel,
     Synced,
 )
-from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
+from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
 from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ from flowgraph.spec.types import (
     Array,
     Backlog,
     Below,
+    Credit,
     Derivable,
     Dim,
     Dropped,
@@ -40,6 +41,7 @@ from flowgraph.spec.types import (
     Scalars,
     Seam,
     Shared,
+    Short,
     Tensors,
     Text,
     TiledOver,
@@ -97,6 +99,7 @@ __all__ = [
     "Backlog",
     "Below",
     "CheckError",
+    "Credit",
     "Derivable",
     "Diagnostic",
     "Diagram",
@@ -121,6 +124,7 @@ __all__ = [
     "Outcome",
     "PauseMode",
     "Plan",
+    "Rejected",
     "Room",
     "Row",
     "Rows",
@@ -130,6 +134,7 @@ __all__ = [
     "Scalars",
     "Seam",
     "Shared",
+    "Short",
     "Side",
     "SideChannel",
     "Synced",

@@ -171,8 +171,8 @@ def _hop(
 
 
 def _output(port: Port) -> str:
-    """What becomes of an output: rows that are made differ from those that are only shown."""
-    return "latest" if port.kind == "rows" and port.mode == "latest" else port.kind
+    """What becomes of an output: rows that are made differ from those that are shown, or handed on."""
+    return ("latest" if port.mode == "latest" else "handed") if port.handed else port.kind
 
 
 def _queue(graph: Graph, node: Node) -> int:

@@ -1,6 +1,6 @@
 """Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
 
-The driver writes Setup, Fire, Save and Stop; a worker writes Started, Done, Failed and Saved.
+The driver writes Setup, Fire, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved.
 """
 
 from __future__ import annotations
@@ -100,12 +100,20 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     member: int = -1
 
 
+class Gone(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A firing on a trajectory that came to nothing, for a reason that is counted. hop: that rejected it."""
+
+    id: int
+    hop: str
+    reason: str
+
+
 class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
     directory: str
 
 
 ToWorker = Setup | Fire | Save | Stop
-FromWorker = Started | Done | Failed | Saved
+FromWorker = Started | Done | Failed | Gone | Saved
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

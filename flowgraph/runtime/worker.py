@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import PromiseBroken, RunError
+from flowgraph.errors import PromiseBroken, Rejected, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
@@ -29,6 +29,7 @@ from flowgraph.runtime.messages import (
     Failed,
     Fire,
     FromWorker,
+    Gone,
     Part,
     Save,
     Saved,
@@ -153,6 +154,9 @@ class Worker:
                 parts.append(self._part(hop, fire, result, read, began, handed))
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
+            except Rejected as error:
+                self.send(self._gone(hop, fire, error))
+                return
             except (Exception, SystemExit) as error:
                 self.send(failed(fire.id, f"hop {name}", error))
                 return
@@ -168,11 +172,19 @@ class Worker:
             else:
                 result = await call(**values)
             self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
+        except Rejected as error:
+            self.send(self._gone(hop, fire, error))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the run is over; else something within was cancelled
                 raise
             self.send(failed(fire.id, f"hop {hop.name}", error))
+
+    def _gone(self, hop: Hop, fire: Fire, error: Rejected) -> FromWorker:
+        """What a hop says that gives up its row: only a trajectory may come to nothing."""
+        if hop.rows == "trajectory":
+            return Gone(fire.id, hop.name, error.reason)
+        return failed(fire.id, f"hop {hop.name}, which works on no trajectory", error)
 
     def _verifies(self, hop: Hop) -> bool:
         return self.plan.verify and hop.kind == "hop"

@@ -110,6 +110,12 @@ class Shares:
         return {kind: {n: clock.until(now) for n, clock in clocks.items()} for kind, clocks in kinds.items()}
 
 
+def idle(shares: Table) -> dict[str, float]:
+    """Owner → the share of the time in which it was not busy; the driver, who only sees to the others, left out."""
+    owners = shares["owners"].items()
+    return {name: round(1 - states["busy"], 3) for name, states in owners if name != "driver"}
+
+
 def _table(seconds: Table, before: Table, took: float) -> Table:
     return {
         kind: {

@@ -5,29 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.depths import Depths, Span
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.messages import Block
 from flowgraph.runtime.rows import Record
 from flowgraph.runtime.shares import Shares
 
 
-class Depths(NamedTuple):
-    """Trajectories in flight and ready, and batches that wait to be trained."""
-
-    in_flight: int
-    ready: int
-    queued: int
-
-
 class Meter:
     """Totals since the start. Bytes are counted where they are read and written, by whoever did it.
 
     sizes: reader → writer → sizes of a block → how many such blocks it read
-    lags: lag → trajectories trained on; most: the deepest that each queue was, in this step and in the run
+    lags: lag → trajectories trained on
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -40,13 +33,13 @@ class Meter:
         self.driver_bytes = 0
         self.sizes: dict[str, dict[str, dict[tuple[int, ...], int]]] = {}
         self.lags: Counter[int] = Counter()
-        self.most = self.most_of_step = Depths(0, 0, 0)
         self.start()
 
     def start(self) -> None:
         """The clock of the first step begins now."""
         self.began = self.step_began = time.monotonic()
         self.shares = Shares(self.plan, self.began)
+        self.of_run, self.of_step = Span(self.began, Depths()), Span(self.began, Depths())
 
     @property
     def seconds(self) -> float:
@@ -54,10 +47,11 @@ class Meter:
 
     def look(self, flow: Flow) -> None:
         """The driver has done all that it can, and waits: who is busy, and how deep are the queues?"""
+        now, depths = time.monotonic(), self.depths(flow)
         waiting = {name for queues in (flow.ready, flow.triggers) for name, queue in queues.items() if queue}
-        self.shares.look(time.monotonic(), flow.firing, waiting | flow.folds.waiting().keys(), flow.denied())
-        depths = self.depths(flow)
-        self.most_of_step = Depths(*map(max, self.most_of_step, depths))
+        self.shares.look(now, waiting | flow.folds.waiting().keys(), flow.denied())
+        self.of_run.set(now, depths)
+        self.of_step.set(now, depths)
 
     def wake(self) -> None:
         """Messages have come."""
@@ -121,10 +115,9 @@ class Meter:
         tokens = sum(one.row.dims.get("token", 0) for one in members)
         lags = Counter(record.row.key - one.row.tag for one in members)
         took, self.step_began = now - self.step_began, now
-        depths = self.depths(flow)
-        most = Depths(*map(max, self.most_of_step, depths))
-        self.lags += lags
-        self.most, self.most_of_step = Depths(*map(max, self.most, most)), depths
+        depths, of_step = self.depths(flow), self.of_step.told(now)
+        self.of_step = Span(now, depths)
+        self.lags.update(lags)
         return {
             "step": record.row.key + 1,
             "seconds": self.seconds,
@@ -136,7 +129,7 @@ class Meter:
             "lags": dict(sorted(lags.items())),
             "weights_lag": self._weights_lag(flow),
             **depths._asdict(),
-            "most": most._asdict(),
+            "depths": of_step,
             "dropped": dict(flow.ledger.counts.dropped),
             "shares": self.shares.step(now),
             **_mean([one.scalars for one in members]),
@@ -151,7 +144,7 @@ class Meter:
             "busy_seconds": {owner: round(seconds, 3) for owner, seconds in busy.items()},
             "shares": self.shares.run(now),
             "lags": dict(sorted(self.lags.items())),
-            "most": self.most._asdict(),
+            "depths": self.of_run.told(now),
         }
 
 

@@ -190,6 +190,7 @@ class Ring(Flow):
         began = time.monotonic()
         self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, began, watched, fire.blocks)
         self.next_id += 1
+        self.meter.shares.begins(hop)
         if hop.owner == "driver":
             self.local.handle(fire)
         else:
@@ -203,6 +204,7 @@ class Ring(Flow):
             return
         firing = self.in_flight.pop(message.id)
         hop = self.plan.hops[firing.hop]
+        self.meter.shares.ends(hop)
         self.done(hop, firing.watched)
         if isinstance(message, Gone):
             assert firing.record is not None, "only a firing on a trajectory is given up"

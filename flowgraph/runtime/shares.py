@@ -1,21 +1,24 @@
 """Idle shares: where the time of every owner and every hop went.
 
-busy     at least one of its firings is under way: sent, and not answered
-blocked  none is, but it has work that it may not begin: a row or value is due for it and waits for its turn or for
-         room; or rows wait for the fold that would make its rows, which admits no more (credit, capacity, the version)
+busy     at least one of its firings is being worked on
+blocked  none is, but it has work that it may not begin: a row or value is due for it and waits for room, for its turn,
+         or for a hop that was sent to its owner before; or rows wait for the fold that would make its rows, which
+         admits no more (credit, capacity, the version)
 starved  none is, and there is nothing to work on
 
-An owner is busy when one of its hops is, else blocked when one is. A fold takes next to no time: it is blocked while
-rows wait for it or it has no credit for another, else starved. The driver is busy while it waits for no message.
-All is looked at when the driver has done what it can; until it has news, nobody's state changes.
+An owner is busy when one of its hops is, else blocked when one is. Hops that are no coroutines are worked on one at a
+time, in the order in which they were sent to their owner. A fold takes next to no time: it is blocked while rows wait
+for it or it has no credit for another, else starved. The driver is busy while it waits for no message. All is looked at
+when the driver has done what it can; until it has news, nobody's state changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
-from flowgraph.plan.plan import Plan
+from flowgraph.plan.plan import Hop, Plan
 
 State = Literal["busy", "starved", "blocked"]
 # owners or hops → name → state → share of the time, in [0, 1]
@@ -23,11 +26,12 @@ Table = dict[str, dict[str, dict[State, float]]]
 
 
 class Unit(NamedTuple):
-    """A hop, or those that fire as one. makers: the folds that make the rows it works on."""
+    """A hop, or those that fire as one. makers: folds that make the rows it works on; alone: it is no coroutine"""
 
     hop: str
     owner: str
     makers: frozenset[str]
+    alone: bool
 
 
 class Clock:
@@ -58,27 +62,40 @@ class Shares:
                 hop.name,
                 hop.owner,
                 frozenset(maker for maker, names in workers.items() if hop.name in names),
+                not hop.concurrent,
             )
             for hop in hops
             if hop.kind != "fold" and hop.heads
         }
+        self.firing = dict.fromkeys((unit.hop for unit in self.units.values()), 0)
+        self.line: dict[str, deque[str]] = {owner: deque() for owner in plan.owners}
         self.folds = [hop.name for hop in hops if hop.kind == "fold"]
         self.owners = {name: Clock(now) for name in plan.owners}
         self.hops = {name: Clock(now) for name in (*self.folds, *self.units)}
         self.began = self.step_began = now
         self._before = self._seconds(now)
 
-    def look(
-        self, now: float, firing: Mapping[str, int], waiting: Collection[str], denied: Collection[str]
-    ) -> None:
-        """The driver waits from now on. firing: hop → its firings under way; waiting: hops for which something is due,
-        folds for which rows wait; denied: folds that would make a row, and have no credit."""
+    def begins(self, hop: Hop) -> None:
+        """A firing is sent to the hop's owner."""
+        self.firing[hop.name] += 1
+        if not hop.concurrent:
+            self.line[hop.owner].append(hop.name)
+
+    def ends(self, hop: Hop) -> None:
+        self.firing[hop.name] -= 1
+        if not hop.concurrent:
+            self.line[hop.owner].popleft()
+
+    def look(self, now: float, waiting: Collection[str], denied: Collection[str]) -> None:
+        """The driver waits from now on. waiting: hops for which something is due, folds for which rows wait;
+        denied: folds that would make a row, and have no credit.
+        """
         owners: dict[str, State] = dict.fromkeys(self.owners, "starved")
         for name, unit in self.units.items():
             state: State = "starved"
-            if firing.get(unit.hop):
+            if self.firing[unit.hop] and not (unit.alone and self.line[unit.owner][0] != unit.hop):
                 state = "busy"
-            elif unit.hop in waiting or not unit.makers.isdisjoint(waiting):
+            elif self.firing[unit.hop] or unit.hop in waiting or not unit.makers.isdisjoint(waiting):
                 state = "blocked"
             self.hops[name].enter(state, now)
             if unit.owner != "driver" and owners[unit.owner] != "busy" and state != "starved":

@@ -45,7 +45,7 @@ def steps(directory: str) -> list[dict[str, Any]]:
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
-    timed = ("tokens_per_second", "in_flight", "ready", "queued", "most", "shares")
+    timed = ("tokens_per_second", "in_flight", "ready", "queued", "depths", "shares")
     other = ("seconds",), (".engine_running", ".engine_waiting", ".engine_kv_used")
     return {k: v for k, v in record.items() if k not in timed and not k.endswith(other[0] + other[1])}
 

@@ -16,6 +16,7 @@ from flowgraph import (
     Dim,
     Dropped,
     Event,
+    Held,
     Latest,
     Room,
     Row,
@@ -33,13 +34,17 @@ NOT_SHORT = Short(0)
 
 
 class InFlight(msgspec.Struct):
-    """The in-flight ledger, the group that is being sampled, and how the watermark comes about."""
+    """The in-flight ledger, the group that is being sampled, and how the watermark comes about.
+
+    held: of those in flight, how many of the youngest wait
+    """
 
     group: Row | None = None
     sampled: int = 0
     in_flight: int = 0
     dispatched: int = 0
     dropped: int = 0
+    held: int = 0
     pace: Pace = msgspec.field(default_factory=Pace)
 
 
@@ -58,6 +63,7 @@ class Dispatched(NamedTuple):
     request: Annotated[list[Request], Rows("trajectory")]
     in_flight: Annotated[int, Latest()]
     watermark: Annotated[int, Latest()]
+    held: Annotated[Held, Latest()]
 
 
 def random_key(seed: int, uid: int, sample: int) -> int:
@@ -124,7 +130,8 @@ def watermark(
     trajectory is in batch i // B, so its lag is at most max_lag. One that came to nothing has left its slot.
 
     target: the watermark (default: what the lag admits, (max_lag + 1)·B), or with `adapt` the highest that it may be.
-    adapt: the watermark starts at B and follows what is seen, within [least, target]; see `hops.pace.observe`.
+    adapt: the watermark starts at B and follows what is seen, within [least, target]; see `hops.pace.observe`. When it
+        sinks below what is in flight because the engine is pressed, the youngest wait until it has room for them.
     least: the lowest that it may be (default: samples).
     backlog: of the engine. While it has one, what finishes is not replaced, until it has caught up or nothing is in
     flight.
@@ -167,7 +174,9 @@ def watermark(
         state.sampled += 1
         if state.sampled == samples:
             state.group = None
-    return Dispatched(requests, state.in_flight, int(pace.watermark))
+    above = max(0, state.in_flight - int(pace.watermark))
+    state.held = above if backlog > 0 else min(state.held, above)
+    return Dispatched(requests, state.in_flight, int(pace.watermark), Held(state.held))
 
 
 def _request(group: Row, sample: int, trajectory: int, version: Version, seed: int) -> Request:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Awaitable
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
-from flowgraph import Array, Backlog, Below, Dim, Engine, Generation, Latest, Mask, Sampling, Scalars, effect
+from flowgraph import (
+    Array,
+    Backlog,
+    Below,
+    Dim,
+    Engine,
+    Generation,
+    Latest,
+    Mask,
+    Rejected,
+    Sampling,
+    Scalars,
+    effect,
+)
+
+T = TypeVar("T")
 
 
 class Trajectory(NamedTuple):
@@ -28,8 +45,12 @@ class Trajectory(NamedTuple):
     backlog: Annotated[Backlog, Latest()]
 
 
-def validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
+def validate(
+    *, temperature: float = 1.0, stop: list[str] | None = None, time_limit: float | None = None
+) -> None:
     Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise ValueError(f"time_limit must be a positive number of seconds, not {time_limit}")
     if temperature == 0:
         raise ValueError(
             "temperature 0 samples the same response every time, so a group has nothing to compare"
@@ -45,16 +66,31 @@ async def complete(
     max_new_tokens: Annotated[int, Dim("response")],
     temperature: float = 1.0,
     stop: list[str] | None = None,
+    time_limit: float | None = None,
 ) -> Trajectory:
     """Sample one response to one prompt. prompt: i32[prompt]; key: u64, the request's own randomness.
+
+    time_limit: seconds after which it is given up, and dropped (reason "time limit"); its slot is free then.
 
     The bound of `dims.response` is the longest response. metrics: `length` in tokens; `truncated`, 1 when the bound or
     the model's context ended it (the finish reason decides, not the length); `retractions`, how often its KV was
     dropped; `engine_running`, `engine_waiting` and `engine_kv_used`, the engine's load when it ended.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
-    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
+    out = await within(time_limit, engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex))
     return trajectory(prompt, out, engine)
+
+
+async def within(seconds: float | None, what: Awaitable[T]) -> T:
+    """What a trajectory waits for. Raises Rejected("time limit") when it takes longer."""
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            return await what
+    except TimeoutError:
+        if scope.expired():
+            raise Rejected("time limit") from None
+        raise
 
 
 def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) -> Trajectory:

@@ -30,7 +30,10 @@ class Flow(ABC):
 
     waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
     ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
+    triggered: output → those of the hops that fire on its values, and on each how-manieth
     firing: hop → its firings under way; held: published values that somebody works on
+    at_work: hop on trajectories that uses an engine → those that it works on, in the order in which it began
+    hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
     """
@@ -45,8 +48,19 @@ class Flow(ABC):
         self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
         self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
+        self.triggered: dict[tuple[str, str], list[tuple[deque[int], int]]] = {}
+        for name, values in self.triggers.items():
+            for w in (w for w in workers[name].watches if w.mode == "event"):
+                self.triggered.setdefault((w.producer, w.output), []).append((values, w.every))
         self.firing = dict.fromkeys(workers, 0)
         self.held: Counter[tuple[str, str]] = Counter()
+        engines = (
+            n for n, h in workers.items() if h.rows == "trajectory" and h.uses == "engine" and h.concurrent
+        )
+        self.at_work: dict[str, dict[int, Record]] = {name: {} for name in engines}
+        self.hold = 0
+        self.stopping: set[int] = set()
+        self.parked: dict[int, tuple[Hop, Record]] = {}
         self.steps_done = 0
         self.over: dict[int, Record] = {}
         self.ended = False
@@ -69,6 +83,10 @@ class Flow(ABC):
     @abstractmethod
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         """A hop is due on a value that was published; `done` is called when it is over."""
+
+    @abstractmethod
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        """A hop is to give up a row for now; `done` and then `park` is called when it has, unless it is done before."""
 
     @abstractmethod
     def closed(self, record: Record, members: Sequence[Record]) -> None:
@@ -127,6 +145,7 @@ class Flow(ABC):
         """Nothing is under way and nothing can fire."""
         counts, waiting = self.ledger.counts, self.folds.waiting()
         queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
+        queued += f"; {len(self.parked)} are held" if self.parked else ""
         at = f"options of {' and '.join(waiting)}" if waiting else "options of the batch"
         help = f"a fold waits for more rows than it admits: look at the {at}"
         if self.ended:
@@ -144,6 +163,8 @@ class Flow(ABC):
                 self._step(*found)
             given_up = False
             for name, queue in self.ready.items():
+                if not queue:
+                    continue
                 hop = self.plan.hops[name]
                 while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
                     record = queue.popleft()
@@ -152,8 +173,12 @@ class Flow(ABC):
                         self._skip(record, hop)
                     else:
                         self.firing[name] += 1
+                        if name in self.at_work:
+                            self.at_work[name][record.row.key] = record
                         self.begin(hop, record)
         for name, values in self.triggers.items():
+            if not values:
+                continue
             hop = self.plan.hops[name]
             while values and self._may_fire(hop):
                 watch = next(w for w in hop.watches if w.mode == "event")
@@ -204,11 +229,12 @@ class Flow(ABC):
         takes = port in fold.queues and port not in fold.handed
         if takes and self.table.take(value) and value.kind == "trajectory":
             self.ledger.move(value.key, "ready", hop.name)
-        made, credit = 0, self._credit(hop)
-        for name, output in self.folds.fire(fold, port, value, columns, credit).items():
-            kind = hop.outputs[name]
+        credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
+        outputs = self.folds.fire(fold, port, value, columns, credit)
+        made = 0
+        for name, kind, output in zip(fold.names, fold.kinds, outputs, strict=True):
             if kind == "rows":
-                made += len(output)
+                made = len(output)
                 if made > credit and hop.rows != "trajectory":
                     self._too_many(hop, made, credit)
                 for item in output:
@@ -222,6 +248,8 @@ class Flow(ABC):
                 for item in output:
                     self._drop(hop.name, name, item)
             else:
+                if kind == "held" and output != self.hold:
+                    self._hold(output)
                 self.publish(hop.name, name, output)
         if made and hop.rows != "trajectory":
             fold.changed = True  # it may make another as soon as it has credit
@@ -288,9 +316,12 @@ class Flow(ABC):
                     record.left.discard(skipped)
                     self._follow(record, skipped)
 
-    def done(self, hop: Hop, watched: str = "") -> None:
+    def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:
         """A firing is over. watched: the port whose value it worked on, where that made it fire."""
         self.firing[hop.name] -= 1
+        if record is not None and hop.name in self.at_work:
+            self.at_work[hop.name].pop(record.row.key, None)
+            self.stopping.discard(record.row.key)
         if watched:
             watch = next(w for w in hop.watches if w.port == watched)
             self.held[watch.producer, watch.output] -= 1
@@ -300,6 +331,25 @@ class Flow(ABC):
         if not record.row.failed:
             record.row = msgspec.structs.replace(record.row, failed=reason)
         self._skip(record, hop)
+
+    def _hold(self, n: int) -> None:
+        """Of the trajectories at an engine, let the n youngest wait, and those that waited longest go on."""
+        self.hold = n
+        for name, working in self.at_work.items():
+            for key in reversed(working) if len(self.parked) + len(self.stopping) < n else ():
+                if key not in self.stopping:
+                    self.stopping.add(key)
+                    self.interrupt(self.plan.hops[name], working[key])
+                if len(self.parked) + len(self.stopping) >= n:
+                    break
+        while self.parked and len(self.parked) + len(self.stopping) > n:
+            hop, record = self.parked.pop(min(self.parked))
+            self.ready[hop.name].appendleft(record)
+
+    def park(self, record: Record, hop: Hop) -> None:
+        """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""
+        self.parked[record.row.key] = hop, record
+        self._hold(self.hold)
 
     def _skip(self, record: Record, hop: Hop) -> None:
         """A row that came to nothing passes a hop, and those that fire with it, without their part."""
@@ -332,11 +382,9 @@ class Flow(ABC):
         """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
         if not self.folds.publish(hop, output, value):
             return
-        for name, values in self.triggers.items():
-            for watch in self.plan.hops[name].watches:
-                due = (watch.producer, watch.output, watch.mode) == (hop, output, "event")
-                if due and (value % watch.every == 0 or value >= self.plan.run.steps):
-                    values.append(value)
+        for values, every in self.triggered.get((hop, output), ()):
+            if value % every == 0 or value >= self.plan.run.steps:
+                values.append(value)
         if output in self.plan.hops[hop].initial:  # it is a version
             self.table.expire(value - 1)
 

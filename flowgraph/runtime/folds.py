@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -30,6 +30,8 @@ class Fold(msgspec.Struct, eq=False):
     credit: the parameter that says how many steps it may make, if it has one
     heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
     before there is one
+    shows: outputs whose rows it is shown; rows: of which kind it may read the columns
+    names, kinds: of its outputs
     read: key of a row that it is shown → its columns by port
     """
 
@@ -45,6 +47,8 @@ class Fold(msgspec.Struct, eq=False):
     levels: tuple[tuple[str, tuple[str, str], Any], ...]
     shows: tuple[tuple[str, str], ...]
     rows: str
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
     events: deque[tuple[str, Any]]
     changed: bool = True
     read: dict[int, dict[str, Any]] = {}
@@ -81,20 +85,28 @@ class Folds:
                     self.handed.setdefault((w.producer, w.output), []).append(fold.queues[w.port])
                 else:
                     self.queued.setdefault(w.producer, []).append(fold.queues[w.port])
+        self._every = list(self.all.values())
         self._taking = [fold for fold in self.all.values() if fold.queues]
         self._hearing = [f for f in self.all.values() if any(w.mode == "event" for w in f.hop.watches)]
 
     def next(self, credit: Callable[[Hop], int]) -> tuple[Fold, str, Any] | None:
-        """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
+        """The fold that fires next, the port that something came for ("": only levels changed), and what came.
+
+        Whatever makes it fire, it sees the newest values of all its levels.
+        """
         for fold in self._taking:
             for port, queue in fold.queues.items():
-                if queue and (fold.room is None or fold.room(fold.state) > 0) and _free(fold, credit):
+                if not queue or (fold.room is not None and fold.room(fold.state) <= 0):
+                    continue
+                if not fold.gated or credit(fold.hop) > 0:
+                    fold.changed = False
                     return fold, port, queue.popleft()
         for fold in self._hearing:
-            if fold.events and _free(fold, credit):
+            if fold.events and (not fold.gated or credit(fold.hop) > 0):
+                fold.changed = False
                 return fold, *fold.events.popleft()
-        for fold in self.all.values():
-            if fold.changed and _free(fold, credit):
+        for fold in self._every:
+            if fold.changed and (not fold.gated or credit(fold.hop) > 0):
                 fold.changed = False
                 return fold, "", None
         return None
@@ -108,8 +120,8 @@ class Folds:
 
     def fire(
         self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any], credit: int
-    ) -> dict[str, Any]:
-        """Call a fold once; its outputs by name. credit: groups or steps that it may make
+    ) -> tuple[Any, ...]:
+        """Call a fold once; its outputs in the order of `Fold.names`. credit: groups or steps that it may make
 
         Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
         """
@@ -134,8 +146,13 @@ class Folds:
         except Exception as error:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
-        values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        return {name: _output(fold.hop, name, kind, values) for name, kind in fold.hop.outputs.items()}
+        if getattr(result, "_fields", None) != fold.names:
+            result = _in_order(fold, result)
+        for name, kind, given in zip(fold.names, fold.kinds, result, strict=True):
+            if kind in ("rows", "latest", "handed") and not isinstance(given, list | tuple):
+                _refuse(fold, f"gave {name} as {type(given).__name__}, and its port is rows")
+        values: tuple[Any, ...] = result
+        return values
 
     def tell(self, hop: str, row: Row) -> None:
         """A hop gave a row its part, or will never: who watches its rows as events learns of it at once."""
@@ -178,21 +195,17 @@ class Folds:
         return {name: n for name, n in counts.items() if n}
 
 
-def _free(fold: Fold, credit: Callable[[Hop], int]) -> bool:
-    return not fold.gated or credit(fold.hop) > 0
+def _in_order(fold: Fold, result: Any) -> tuple[Any, ...]:
+    """What a fold gave, output by output: a value without a name, or a tuple of names of its own."""
+    values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
+    for name in fold.names:
+        if name not in values:
+            _refuse(fold, f"gave no {name}")
+    return tuple(values[name] for name in fold.names)
 
 
-def _output(hop: Hop, name: str, kind: str, values: Mapping[str, Any]) -> Any:
-    """One output of a fold: there, and a list where rows are promised."""
-    value = values.get(name)
-    if name not in values or (kind in ("rows", "latest", "handed") and not isinstance(value, list | tuple)):
-        what = (
-            f"gave {name} as {type(value).__name__}, and its port is rows"
-            if name in values
-            else f"gave no {name}"
-        )
-        raise PayloadError(f"fold {hop.name} {what}", f"return what {hop.place} is annotated to return")
-    return value
+def _refuse(fold: Fold, what: str) -> NoReturn:
+    raise PayloadError(f"fold {fold.hop.name} {what}", f"return what {fold.hop.place} is annotated to return")
 
 
 def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
@@ -217,5 +230,7 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         levels=tuple((w.port, (w.producer, w.output), () if w.rows else 0) for w in levels),
         shows=tuple((w.producer, w.output) for w in rows if w.mode == "latest"),
         rows=rows[0].rows or "" if rows else "",
+        names=tuple(hop.outputs),
+        kinds=tuple(hop.outputs.values()),
         events=deque(),
     )

@@ -107,7 +107,8 @@ class Meter:
         return Measured(steps, self.read, self.wrote, control_bytes, self.driver_bytes, lengths)
 
     def step(self, record: Record, members: Sequence[Record], flow: Flow) -> dict[str, Any]:
-        """The record of a step that is over: its size, speed and lags, the ledger, and every hop's scalars.
+        """The record of a step that is over: its size, speed and lags, the ledger, every hop's scalars, and what folds
+        say of themselves now, such as dispatch.watermark.
 
         Scalars of a trajectory's hops are averaged over the trajectories that have them.
         """
@@ -134,6 +135,16 @@ class Meter:
             "shares": self.shares.step(now),
             **_mean([one.scalars for one in members]),
             **record.scalars,
+            **self._levels(flow),
+        }
+
+    def _levels(self, flow: Flow) -> dict[str, int]:
+        """The numbers that folds show."""
+        shown = flow.folds.latest.items()
+        return {
+            f"{producer}.{output}": value
+            for (producer, output), value in shown
+            if self.plan.hops[producer].kind == "fold" and isinstance(value, int)
         }
 
     def run(self) -> dict[str, Any]:

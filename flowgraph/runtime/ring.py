@@ -21,7 +21,7 @@ from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
-from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Part
+from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.runtime.worker import Worker, alone, failed
@@ -178,6 +178,10 @@ class Ring(Flow):
         fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, {})
         self._send(hop, None, port, fire)
 
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        id = next(i for i, f in self.in_flight.items() if f.record is record and f.hop == hop.name)
+        self.executor.send(hop.owner, Interrupt(id))
+
     def _sampled(self, hop: Hop) -> dict[str, Any]:
         """The newest values of the ports that never block."""
         return {
@@ -205,11 +209,14 @@ class Ring(Flow):
         firing = self.in_flight.pop(message.id)
         hop = self.plan.hops[firing.hop]
         self.meter.shares.ends(hop)
-        self.done(hop, firing.watched)
+        self.done(hop, firing.record, firing.watched)
         if isinstance(message, Gone):
             assert firing.record is not None, "only a firing on a trajectory is given up"
             self.table.unlease(firing.leases)
-            self.fail(firing.record, hop, message.reason)
+            if message.reason:
+                self.fail(firing.record, hop, message.reason)
+            else:
+                self.park(firing.record, hop)
             return
         for part in message.parts:
             self._took(firing, part)

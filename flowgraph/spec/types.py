@@ -36,6 +36,7 @@ ReadMode = Literal["queue", "latest", "event"]
 Version = NewType("Version", int)  # batches accounted for in the published weights
 Room = NewType("Room", int)  # rows that a pool has room for, those on their way to it included
 Backlog = NewType("Backlog", int)  # requests that an engine has and can't compute now
+Held = NewType("Held", int)  # of the trajectories in flight, how many of the youngest are to wait
 Short = NewType("Short", int)  # the number, from 1, of the batch for which rows are missing; 0 while none are
 
 # How the bytes of a seam cross; rows and values cross as control messages.

@@ -9,8 +9,8 @@ import msgspec
 
 from flowgraph.errors import RunError
 from flowgraph.plan.layout import lengths
-from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import Regions
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.arena import Regions, Slots
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
 
@@ -48,6 +48,7 @@ class Table:
         self.next_key: dict[str, int] = {}
         self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
         self.unread = dict.fromkeys(self.workers, 0)
+        self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
         self.publishers = [hop for hop in plan.hops.values() if hop.initial]
 
     def create(self, maker: str, parents: tuple[Row, ...], tag: int) -> Record:
@@ -106,13 +107,16 @@ class Table:
 
     def can_lease(self, hop: str) -> bool:
         """Whether there is a block to write, and one to keep it in, for every hop that fires with this one."""
-        group = self.plan.hops[hop].group or (hop,)
-        pairs = [(self.desks[name], self.slots[name]) for name in group]
-        return all(
+        for desk, home in self.needs[hop]:
             # What is written elsewhere, and has not come home yet, has its place taken already.
-            desk.capacity == 0 or (desk.can_allocate() and (desk is home or len(home.free) > desk.live))
-            for desk, home in pairs
-        )
+            if not desk.can_allocate() or (desk is not home and len(home.free) <= desk.live):
+                return False
+        return True
+
+    def _needs(self, hop: Hop) -> list[tuple[Slots, Slots]]:
+        """Where the hops that fire with this one write columns, and where those are kept."""
+        pairs = [(self.desks[name], self.slots[name]) for name in hop.group or (hop.name,)]
+        return [(desk, home) for desk, home in pairs if desk.capacity]
 
     def land(self, hop: str, offset: int) -> int:
         """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowgraph.passes.pipeline import load
 from hops.advantage import Advantages, grpo, opo, rloo
 from hops.loss import policy_gradient
+from tests.runtime.harness import TOY
 
 ESTIMATORS = [grpo, rloo, opo]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -155,6 +157,25 @@ def test_withheld_members_without_what_the_baseline_needs_are_refused() -> None:
     assert advantages([1, 0], estimator=opo, **withheld([])) == advantages([1, 0], estimator=opo)
     with pytest.raises(ValueError, match="1 withheld scores and 0 uids; wire both"):
         estimate([1, 0], withheld_score=np.ones(1, np.float32))
+
+
+@every_estimator
+def test_a_batch_that_withholds_gives_what_an_estimator_reads(estimator: Any) -> None:
+    """A10, wired: and without a batch that withholds, `withheld` is a dim that no graph has to size."""
+    name = f"hops.advantage.use=hops.advantage.{estimator.__name__}"
+    assert load(TOY, [name]).diagnostics == []
+    early = (
+        "hops.reward.in={tokens: rollout, leaf_offsets: rollout, ground_truth: rollout}",
+        "hops.buffer.in.trajectory=reward",
+        "hops.dispatch.in.finished=reward",
+        "hops.batch={use: hops.batch.withhold, in: {ready: buffer, score: buffer}}",
+        "dims.withheld={mean: 0.5, max: 5}",
+        "hops.advantage.in.withheld_score=batch",
+        "hops.advantage.in.withheld_uid=batch",
+    )
+    assert load(TOY, [name, *early]).diagnostics == []
+    (unsized,) = load(TOY, [name, *(one for one in early if "dims" not in one)]).diagnostics
+    assert unsized.code == "FG204"
 
 
 @every_estimator

@@ -1,4 +1,4 @@
-"""Where the time of owners and hops goes: busy, starved, blocked, by a clock of the test's own."""
+"""Where the time of owners and hops goes, and how deep queues are, by a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
+from flowgraph.runtime.depths import Depths, Span
 from flowgraph.runtime.shares import Shares
 from tests.runtime.harness import TOY
 
@@ -91,6 +92,18 @@ def test_the_driver_is_busy_between_waits(plan: Plan) -> None:
     shares.look(1.0, (), ())
     shares.wake(4.0)
     assert shares.run(5.0)["owners"]["driver"] == {"busy": 0.4, "starved": 0.6, "blocked": 0}
+
+
+def test_depths_are_means_over_time_and_the_most() -> None:
+    span = Span(10.0, Depths(in_flight=4))
+    span.set(11.0, Depths(in_flight=2, ready=3))
+    span.set(14.0, Depths(queued=1))
+    assert span.told(18.0) == {
+        "in_flight": {"mean": (4 * 1 + 2 * 3) / 8, "max": 4},
+        "ready": {"mean": 3 * 3 / 8, "max": 3},
+        "queued": {"mean": 0.5, "max": 1},
+    }
+    assert Span(1.0, Depths(ready=2)).told(1.0)["ready"] == {"mean": 0, "max": 2}
 
 
 NAMES = st.sets(st.sampled_from(["rollout", "reward", "sync", "eval", "dispatch", "batch"]))

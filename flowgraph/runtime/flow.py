@@ -136,6 +136,11 @@ class Flow(ABC):
             self.ledger.move(key, "dropped", "the run", "run ended")
         self.ledger.check()
 
+    def denied(self) -> set[str]:
+        """Folds that would make another row if they had credit."""
+        folds = self.folds.all.values()
+        return {fold.hop.name for fold in folds if fold.gated and fold.changed}
+
     def stuck(self) -> RunError:
         """Nothing is under way and nothing can fire."""
         counts, waiting = self.ledger.counts, self.folds.waiting()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from flowgraph import api
-from flowgraph.cli.shared import GRAPH, JSON, MODEL, SET, checked, width, write_file
+from flowgraph.cli.shared import GRAPH, JSON, MODEL, SET, show_findings, width, write_file
 
 Seconds = click.FloatRange(min=0)
 Above = click.FloatRange(min=0, min_open=True)
@@ -101,16 +101,18 @@ def simulate(
     if output and sweeps:
         raise click.UsageError("-o draws one simulation, and --sweep makes many; leave one out")
     more = () if most is None else (f"dims.response.max={most}",)
+    model = click.get_current_context().meta.get("model")
     try:
         options = _options(given)
         if sweeps:
-            model = click.get_current_context().meta.get("model")
             found = api.sweep(
                 graph, sweeps, steps=steps, overrides=(*overrides, *more), model=model, **options
             )
             click.echo(sweep.to_json(found) if as_json else sweep.render(found, width()), nl=as_json)
             return
-        loaded = checked(graph, (*overrides, *more), as_json=as_json, report=True, fails=False)
+        loaded = api.load(graph, (*overrides, *more), model=model)
+        if not loaded.compiles:  # a budget of bytes says nothing of time
+            show_findings(loaded, as_json=as_json)
         one = api.simulate(loaded, steps=steps, **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -111,7 +111,7 @@ def render(found: Sequence[Swept], width: int = 110) -> str:
     title = f"{ran.graph}: {ran.steps:,} steps each, {ran.warmup:,} of them not measured"
     table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in found[0].set:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name.replace(".", ".\n"), justify="right", overflow="fold")
     for name in HEADS:
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:

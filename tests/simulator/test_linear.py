@@ -44,6 +44,4 @@ def _calls(scale: int) -> float:
 
 def test_calls_a_trajectory_do_not_grow_with_engines_nor_with_trajectories_in_flight() -> None:
     few, many = _calls(2), _calls(8)
-    assert many < 1.1 * few, (
-        f"{few:.0f} calls a trajectory, and {many:.0f} with four times as many in flight"
-    )
+    assert many < 1.1 * few, f"{few:.0f} calls a trajectory, and {many:.0f} with four times as many in flight"

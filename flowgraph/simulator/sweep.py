@@ -97,7 +97,7 @@ def to_json(found: Sequence[Swept]) -> bytes:
 
 
 HEADS = (
-    "step", "traj/min", "tokens/s", "slots empty", "trainer idle", "in flight", "ready", "lag", "max", "dropped",
+    "step", "traj/\nmin", "tokens/\ns", "slots\nempty", "trainer\nidle", "in\nflight", "ready", "lag", "max", "dropped",
 )  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def render(found: Sequence[Swept], width: int = 110) -> str:
     title = f"{ran.graph}: {ran.steps:,} steps each, {ran.warmup:,} of them not measured"
     table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in found[0].set:
-        table.add_column(name.replace(".", ".\n"), justify="right", overflow="fold")
+        parts = name.replace(".", ".\n")
+        table.add_column(parts, justify="right", min_width=max(map(len, parts.split("\n"))))
     for name in HEADS:
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:

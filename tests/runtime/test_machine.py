@@ -77,7 +77,7 @@ class Asynchronous(RuleBasedStateMachine):
         groups=st.integers(1, 3),
         samples=st.integers(1, 3),
         max_lag=st.integers(0, 3),
-        policy=st.sampled_from(["drop", "wait", "withhold", "equal"]),
+        policy=st.sampled_from(["drop", "wait", "wait", "withhold", "equal"]),
         whole=st.booleans(),
         slack=st.none() | st.integers(0, 9),
         queue=st.integers(0, 2),
@@ -90,7 +90,7 @@ class Asynchronous(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         # A group of one has equal scores always, and so have all when there is only one score.
         policy = "drop" if policy == "equal" and (samples == 1 or len(set(scores)) == 1) else policy
-        self.policy, self.max_lag, self.size = policy, max_lag, groups * samples
+        self.policy, self.max_lag, self.size, self.adapt = policy, max_lag, groups * samples, adapt
         options: dict[str, Any] = {
             "policy": policy,
             "whole": whole,
@@ -117,6 +117,14 @@ class Asynchronous(RuleBasedStateMachine):
         self.flow.ends("rollout", data.draw(st.sampled_from(self._rollouts())))
 
     @precondition(lambda self: self._rollouts())
+    @rule(left=st.integers(0, 2), youngest=st.booleans())
+    def all_but_a_few_finish(self, left: int, youngest: bool) -> None:
+        keys = sorted(self._rollouts(), reverse=youngest)
+        for key in keys[left:]:
+            if key in self._rollouts():
+                self.flow.ends("rollout", key)
+
+    @precondition(lambda self: self._rollouts())
     @rule(data=st.data(), reason=st.sampled_from(["time limit", "environment error"]))
     def come_to_nothing(self, data: st.DataObject, reason: str) -> None:
         self.flow.ends("rollout", data.draw(st.sampled_from(self._rollouts())), failed=reason)
@@ -132,6 +140,12 @@ class Asynchronous(RuleBasedStateMachine):
     def another_hop_is_done(self, data: st.DataObject) -> None:
         self.flow.ends(*data.draw(st.sampled_from(self._others())))
 
+    @precondition(lambda self: self._others())
+    @rule()
+    def training_catches_up(self) -> None:
+        while others := self._others():
+            self.flow.ends(*others[0])
+
     def _others(self) -> list[tuple[str, int]]:
         return [one for one in self.flow.working if one[0] != "rollout"]
 
@@ -142,6 +156,14 @@ class Asynchronous(RuleBasedStateMachine):
 
     @rule(backlog=st.integers(0, 3))
     def the_engine_says_what_waits(self, backlog: int) -> None:
+        self.flow.publish("rollout", "backlog", backlog)
+        self.flow.turn()
+
+    @precondition(lambda self: self.adapt)
+    @rule(to=st.integers(1, 9), backlog=st.integers(0, 1))
+    def the_watermark_moves(self, to: int, backlog: int) -> None:
+        pace = self.flow.state("dispatch").pace
+        pace.watermark = float(min(to, self.capacity))
         self.flow.publish("rollout", "backlog", backlog)
         self.flow.turn()
 
@@ -180,6 +202,8 @@ class Asynchronous(RuleBasedStateMachine):
         untrained = counts.in_flight + counts.ready + counts.consumed - flow.steps_done * self.size
         assert self.policy == "withhold" or untrained <= (self.max_lag + 1) * self.size
         assert not flow.parked or len(flow.parked) + len(flow.told_to_stop) <= flow.hold
+        if not flow.told_to_stop:
+            assert len(flow.parked) == min(flow.hold, len(flow.parked) + len(flow.keys("rollout")))
 
     @invariant()
     def what_is_trained_is_trained_once_and_is_not_too_old(self) -> None:
@@ -241,7 +265,7 @@ def machine(examples: int) -> settings:
 
 
 TestAsynchronous = Asynchronous.TestCase
-TestAsynchronous.settings = machine(60)
+TestAsynchronous.settings = machine(100)
 
 
 @pytest.mark.slow

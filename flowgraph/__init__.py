@@ -16,7 +16,7 @@ from flowgraph.engines.protocol import (
     SideChannel,
     Synced,
 )
-from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, RunError
+from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
 from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
@@ -25,10 +25,12 @@ from flowgraph.spec.types import (
     Array,
     Backlog,
     Below,
+    Credit,
     Derivable,
     Dim,
     Dropped,
     Event,
+    Held,
     Json,
     LastToken,
     Latest,
@@ -40,6 +42,7 @@ from flowgraph.spec.types import (
     Scalars,
     Seam,
     Shared,
+    Short,
     Tensors,
     Text,
     TiledOver,
@@ -97,6 +100,7 @@ __all__ = [
     "Backlog",
     "Below",
     "CheckError",
+    "Credit",
     "Derivable",
     "Diagnostic",
     "Diagram",
@@ -110,6 +114,7 @@ __all__ = [
     "FlowgraphError",
     "Generation",
     "Graph",
+    "Held",
     "Json",
     "LastToken",
     "Latest",
@@ -121,6 +126,7 @@ __all__ = [
     "Outcome",
     "PauseMode",
     "Plan",
+    "Rejected",
     "Room",
     "Row",
     "Rows",
@@ -130,6 +136,7 @@ __all__ = [
     "Scalars",
     "Seam",
     "Shared",
+    "Short",
     "Side",
     "SideChannel",
     "Synced",

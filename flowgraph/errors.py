@@ -3,6 +3,7 @@
 FlowgraphError
 ├── CheckError          a graph has findings; carries them all
 ├── ModelError          a model can't be found, fetched or read
+├── Rejected            a trajectory came to nothing; the run goes on without it
 └── RunError            a run failed; carries a code FG9xx
     ├── PayloadError    FG901  a payload breaks its port's type or bound
     ├── HopError        FG902  a hop raised
@@ -83,6 +84,20 @@ class ModelError(FlowgraphError):
     def __init__(self, message: str, help: str = "") -> None:
         self.message, self.help = message, help
         super().__init__(message + (f"\n  help: {help}" if help else ""))
+
+
+class Rejected(FlowgraphError):
+    """Raised by a hop on a trajectory that came to nothing: an environment that hung, a request that was given up.
+
+    The trajectory is dropped for `reason`, which is counted, so keep it short and the same for the same cause; the
+    batch decides what becomes of its group. Every other exception ends the run.
+    """
+
+    def __init__(self, reason: str) -> None:
+        if not reason:
+            raise ValueError("a trajectory is rejected for a reason, not for none")
+        self.reason = reason
+        super().__init__(reason)
 
 
 class RunError(FlowgraphError):

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from flowgraph import Array, Dim, Dropped, Event, Latest, Row, Rows, Seam, fold
+from flowgraph import Array, Credit, Dim, Dropped, Event, Latest, Row, Rows, Seam, Short, fold
+from hops import candidates
+from hops.candidates import Candidates, Unit, arrive, expiring, kill, older, overdue, take
 
-
-class Counter(msgspec.Struct):
-    """dead: uid of a dropped group → how many of its members are yet to come
-
-    equal: groups dropped for equal scores since the last batch
-    """
-
-    batch_id: int = 0
-    equal: int = 0
-    dead: dict[int, int] = {}
+Groups = Literal["whole", "partial"]
+Scores = Mapping[int, Float32[Array, "leaf"]]
 
 
 class Step(NamedTuple):
@@ -32,83 +25,207 @@ class Step(NamedTuple):
 
 
 class Chosen(NamedTuple):
+    """short: the number, from 1, of the batch for which trajectories are missing; 0 while none are
+
+    expiring: trajectories that were too old for another batch, and not in it, when the last batch was made
+    """
+
     leaves: Annotated[list[Step], Rows("step")]
     dropped: Annotated[list[Dropped], Event()]
+    short: Annotated[Short, Latest()]
+    expiring: Annotated[int, Latest()]
 
 
-def _validate(*, drop_equal: bool = False, patience: int = 20) -> None:
+def _validate(
+    *,
+    groups: Groups = "whole",
+    stale: Literal["drop", "wait"] = "drop",
+    drop_equal: bool = False,
+    patience: int = 20,
+) -> None:
     if patience < 1:
         raise ValueError(f"patience must be at least 1, not {patience}")
+    if drop_equal and groups == "partial":
+        raise ValueError(
+            "drop_equal compares the scores of whole groups, so it can't be with groups: partial"
+        )
 
 
-@fold(lifetime="step", collect=("trajectory", "step"), needs={"drop_equal": "score"}, validate=_validate)
+@fold(
+    lifetime="step",
+    collect=("trajectory", "step"),
+    needs={"drop_equal": "score", "stale=wait": "sent"},
+    validate=_validate,
+)
 def oldest_first(
-    state: Counter,
-    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
-    score: Mapping[int, Float32[Array, "leaf"]] | None = None,
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
+    sent: Annotated[Row | None, Rows("trajectory"), Event()] = None,
+    score: Scores | None = None,
     *,
-    groups: Annotated[int, Dim("group")],
+    n_groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
     max_lag: Annotated[int, Seam("version", "max_lag")],
+    credit: Annotated[int, Credit()],
+    groups: Groups = "whole",
+    stale: Literal["drop", "wait"] = "drop",
     drop_equal: bool = False,
     patience: int = 20,
 ) -> Chosen:
-    """Take `groups` whole groups, oldest first, as soon as they are there.
+    """Take B = n_groups·samples trajectories, oldest first, as soon as they are there and training has room.
 
-    A trajectory's lag is batch_id − its tag; a group is as old as its oldest member, ties go by arrival of its last.
-    A group with a member beyond `max_lag` is dropped whole (reason "stale"), because a baseline over the rest
-    would be biased; members that come later are dropped as they come. Rows are laid out in order of dispatch, so a
-    batch does not depend on who finished first.
+    A trajectory's lag is batch_id − its tag, tested when the batch is made: what dispatch admits bounds how many there
+    are, not how late one of them comes. Rows are laid out in order of dispatch, so a batch does not depend on who
+    finished first. A trajectory that came to nothing is dropped for its own reason, and its group with it.
 
+    sent: trajectories as they are dispatched, so that it is known which are in flight
+    groups: whole, the baseline of each group is over all its samples. partial: trajectories are taken one by one, and a
+        baseline is over those of a group that happen to be in one batch: less waiting, more noise, and a bias towards
+        what finishes early.
+    stale: what becomes of a trajectory beyond `max_lag`. drop: it is dropped (reason "stale"), with its whole group,
+        because a baseline over the rest would be biased; prompts that are slow to answer are trained less often. wait:
+        no batch is made that would let one expire which is in flight, so none is dropped and none is starved; a
+        straggler holds training up, as long as the rollout's time limit lets it. See also `withhold`.
     drop_equal: whole groups of which all scores are equal are dropped too (reason "equal scores"): relative to each
-    other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's dynamic
-    sampling, arXiv 2503.14476). It wants the reward before the buffer: score, by row key, of every ready row.
-    patience: batches' worth of groups that may be dropped so before a batch is made; after that it raises ValueError,
-    because a task that the model always or never solves would be sampled for ever.
+        other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's
+        dynamic sampling, arXiv 2503.14476). It wants the reward before the buffer: score, of the row that came.
+    patience: batches' worth that may be dropped before a batch is made; after that it raises ValueError, because a task
+        that the model always or never solves would be sampled for ever.
     """
-    members: dict[int, list[Row]] = {}
-    for row in ready:
-        members.setdefault(row.uid, []).append(row)
-    lag = {row.key: state.batch_id - row.tag for row in ready}
-    stale = [
-        uid
-        for uid, rows in members.items()
-        if uid in state.dead or max(lag[row.key] for row in rows) > max_lag
+    size, wanted = (samples, n_groups) if groups == "whole" else (1, n_groups * samples)
+    dropped = _heard(state, ready, sent, score if drop_equal else None, size)
+    for unit in older(state, state.batch_id - max_lag):
+        dropped += kill(state, unit, size, "stale")
+    if drop_equal and ready is not None and _equal(state, ready, size):
+        dropped += kill(state, _unit(ready, size), size, "equal scores")
+    _lose_patience(state, patience, wanted, "groups" if groups == "whole" else "trajectories")
+    behind = state.batch_id + 1 - max_lag
+    if not credit or state.wholes < wanted or (stale == "wait" and overdue(state, behind - 1)):
+        return Chosen([], dropped, _short(state, wanted, credit), state.expiring)
+    batch_id = state.batch_id
+    rows = [row for unit in take(state, wanted) for row in unit.rows]
+    state.expiring = expiring(state, behind)
+    return Chosen([_step(batch_id, rows)], dropped, Short(0), state.expiring)
+
+
+class Withholding(NamedTuple):
+    """One batch without its stale members. withheld_score, withheld_uid: theirs, which still shape the baseline"""
+
+    parents: tuple[Row, ...]
+    batch_id: Int64[Array, ""]
+    lag: Int32[Array, "trajectory"]
+    withheld_score: Float32[Array, "withheld"]
+    withheld_uid: Int64[Array, "withheld"]
+
+
+class ChosenWithholding(NamedTuple):
+    """short, expiring: as `Chosen`"""
+
+    leaves: Annotated[list[Withholding], Rows("step")]
+    dropped: Annotated[list[Dropped], Event()]
+    short: Annotated[Short, Latest()]
+    expiring: Annotated[int, Latest()]
+
+
+def _validate_withhold(*, patience: int = 20) -> None:
+    _validate(patience=patience)
+
+
+@fold(lifetime="step", collect=("trajectory", "step"), validate=_validate_withhold)
+def withhold(
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
+    score: Scores,
+    sent: Annotated[Row | None, Rows("trajectory"), Event()] = None,
+    *,
+    n_groups: Annotated[int, Dim("group")],
+    samples: Annotated[int, Dim("sample")],
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+    credit: Annotated[int, Credit()],
+    patience: int = 20,
+) -> ChosenWithholding:
+    """`oldest_first`, but a stale member does not take its group with it: its tokens are not trained (it is dropped,
+    reason "withheld"), and its score still counts in its group's baseline, which stays one over the whole group.
+
+    A batch has then fewer trajectories than B. A group of which every member is stale is dropped. The advantage reads
+    withheld_score and withheld_uid; `dims.withheld` bounds how many there are in a batch, which is less than B.
+    """
+    dropped = _heard(state, ready, sent, score, samples)
+    batch_id = state.batch_id
+    if credit and state.wholes >= n_groups:
+        stale = [unit for unit, at in state.units.items() if _is_stale(at, samples, batch_id - max_lag)]
+        dropped += [one for unit in stale for one in kill(state, unit, samples, "stale")]
+    _lose_patience(state, patience, n_groups, "groups")
+    if not credit or state.wholes < n_groups:
+        return ChosenWithholding([], dropped, _short(state, n_groups, credit), state.expiring)
+    for _ in older(state, batch_id - max_lag):
+        pass  # a member that is too old does not end its group
+    units = take(state, n_groups)
+    fresh = [row for unit in units for row in unit.rows if batch_id - row.tag <= max_lag]
+    late = [
+        (unit.scores[row.key][0], row) for unit in units for row in unit.rows if batch_id - row.tag > max_lag
     ]
-    dropped = []
-    for uid in stale:
-        rows = members.pop(uid)
-        dropped += [Dropped(row, "stale") for row in rows]
-        state.dead[uid] = state.dead.get(uid, samples) - len(rows)
-        if not state.dead[uid]:
-            del state.dead[uid]
-    arrival = {row.key: i for i, row in enumerate(ready)}
-    whole = [rows for rows in members.values() if len(rows) == samples]
-    if drop_equal:
-        assert score is not None, "needs= says so, and the check sees to it"
-        equal = [rows for rows in whole if _equal(np.concatenate([score[row.key] for row in rows]))]
-        dropped += [Dropped(row, "equal scores") for rows in equal for row in rows]
-        whole = [rows for rows in whole if rows not in equal]
-        state.equal += len(equal)
-        if state.equal >= patience * groups and len(whole) < groups:
-            what = f"{state.equal} groups in a row have equal scores, so there is nothing to learn from them"
-            raise ValueError(
-                f"{what}; choose another task or reward, raise patience, or set drop_equal: false"
-            )
-    whole.sort(key=lambda rows: (min(row.tag for row in rows), max(arrival[row.key] for row in rows)))
-    if len(whole) < groups:
-        return Chosen([], dropped)
-    rows = sorted((row for one in whole[:groups] for row in one), key=lambda row: row.key)
-    step = Step(
-        parents=tuple(rows),
-        batch_id=np.array(state.batch_id, np.int64),
-        lag=np.array([lag[row.key] for row in rows], np.int32),
+    step = Withholding(
+        *_step(batch_id, fresh),
+        withheld_score=np.array([score for score, _ in late], np.float32),
+        withheld_uid=np.array([row.uid for _, row in late], np.int64),
     )
-    state.batch_id += 1
-    state.equal = 0
-    return Chosen([step], dropped)
+    dropped += [Dropped(row, "withheld") for _, row in late]
+    state.expiring = expiring(state, state.batch_id - max_lag)
+    return ChosenWithholding([step], dropped, Short(0), state.expiring)
 
 
-def _equal(score: Float32[Array, "leaf"]) -> bool:
-    """Whether scores differ by rounding at most, as `hops.advantage.grpo` sees it."""
-    return bool(score.max() - score.min() <= 1e-6 * float(np.abs(score).max()))
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _heard(
+    state: Candidates, ready: Row | None, out: Row | None, score: Scores | None, size: int
+) -> list[Dropped]:
+    """Keep count of what was sent and what came; what is dropped for what came."""
+    if out is not None:
+        candidates.sent(state, out)
+    if ready is None:
+        return []
+    scores = score[ready.key].tolist() if score is not None and ready.key in score else []
+    return arrive(state, ready, _unit(ready, size), size, scores)
+
+
+def _unit(row: Row, size: int) -> int:
+    """The unit of a trajectory: its group, or itself where it is alone."""
+    return row.key if size == 1 else row.uid
+
+
+def _step(batch_id: int, rows: list[Row]) -> Step:
+    rows.sort(key=lambda row: row.key)
+    lag = np.array([batch_id - row.tag for row in rows], np.int32)
+    return Step(tuple(rows), np.array(batch_id, np.int64), lag)
+
+
+def _short(state: Candidates, wanted: int, credit: int) -> Short:
+    return Short(state.batch_id + 1 if credit and state.wholes < wanted else 0)
+
+
+def _equal(state: Candidates, row: Row, size: int) -> bool:
+    """Whether a row completes a group whose scores differ by rounding at most, as `hops.advantage.grpo` sees it."""
+    unit = state.units.get(_unit(row, size))
+    if unit is None or len(unit.rows) < size:
+        return False
+    scores = [score for one in unit.scores.values() for score in one]
+    return max(scores) - min(scores) <= 1e-6 * max(map(abs, scores))
+
+
+def _lose_patience(state: Candidates, patience: int, wanted: int, what: str) -> None:
+    """Raises ValueError when so many batches' worth was dropped since the last batch that another would not help."""
+    n = sum(state.lost.values())
+    if state.wholes >= wanted or n < patience * wanted:
+        return
+    why = ", ".join(f"{reason}: {n}" for reason, n in state.lost.items())
+    help = "raise patience, max_lag or the rollout's time limit"
+    if "equal scores" in state.lost:
+        help = "choose another task or reward, raise patience, or set drop_equal: false"
+    raise ValueError(f"{n} {what} in a row were dropped, and no batch was made ({why}); {help}")
+
+
+def _is_stale(unit: Unit, size: int, oldest: int) -> bool:
+    """Whether a unit is whole, and every member of it is of a tag below `oldest`."""
+    return len(unit.rows) == size and all(row.tag < oldest for row in unit.rows)

@@ -10,13 +10,13 @@ from flowgraph import Dim, Dropped, Event, Latest, Room, Row, Rows, Seam, fold
 
 
 class Ready(msgspec.Struct):
-    """The ready ledger, in order of arrival."""
+    """The ready ledger. Who they are is known to the driver's table, and to the batch that they are handed to."""
 
-    rows: list[Row] = []
+    held: int = 0
 
 
 class Buffered(NamedTuple):
-    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]
+    ready: Annotated[list[Row], Rows("trajectory")]
     free: Annotated[Room, Latest()]
 
 
@@ -26,7 +26,7 @@ def _capacity(capacity: int | None, groups: int, samples: int, max_lag: int) -> 
 
 def _room(state: Ready, *, capacity: int | None, groups: int, samples: int, max_lag: int) -> int:
     """What was sampled is never kept out: one that waits for room may be just the one that completes a batch."""
-    return max(1, _capacity(capacity, groups, samples, max_lag) - len(state.rows))
+    return max(1, _capacity(capacity, groups, samples, max_lag) - state.held)
 
 
 def _validate(*, capacity: int | None = None) -> None:
@@ -48,17 +48,17 @@ def ready(
 ) -> Buffered:
     """Hold finished trajectories. Nothing is evicted: when the buffer is full, dispatch sends no more.
 
-    `finished` of dispatch and `trajectory` here want the same hop: what is at neither is not counted.
+    `finished` of dispatch and `trajectory` here want the same hop: what is at neither is not counted. One that came to
+    nothing takes no room, and goes on to the batch, which drops it with its group.
 
     capacity: trajectories, in flight ones included; default (max_lag + 1)·B.
-    Gives `ready`, all that wait in order of arrival, and `free`, how many may be in flight.
+    Gives `ready`, each as it comes, and `free`, how many may be in flight.
     """
-    if trajectory is not None:
-        state.rows.append(trajectory)
-    gone = set() if taken is None else {row.key for row in taken.parents}
-    if dropped is not None:
-        gone.add(dropped.row.key)
-    if gone:
-        state.rows = [row for row in state.rows if row.key not in gone]
-    free = _capacity(capacity, groups, samples, max_lag) - len(state.rows)
-    return Buffered(tuple(state.rows), Room(free))
+    if trajectory is not None and not trajectory.failed:
+        state.held += 1
+    if taken is not None:
+        state.held -= len(taken.parents)
+    if dropped is not None and not dropped.row.failed:
+        state.held -= 1
+    free = _capacity(capacity, groups, samples, max_lag) - state.held
+    return Buffered([] if trajectory is None else [trajectory], Room(free))

@@ -16,27 +16,36 @@ from flowgraph import (
     Dim,
     Dropped,
     Event,
+    Held,
     Latest,
     Room,
     Row,
     Rows,
     Run,
     Seam,
+    Short,
     Version,
     fold,
 )
+from hops.pace import Pace, observe
 
 NO_BACKLOG = Backlog(0)
+NOT_SHORT = Short(0)
 
 
 class InFlight(msgspec.Struct):
-    """The in-flight ledger, and the group that is being sampled."""
+    """The in-flight ledger, the group that is being sampled, and how the watermark comes about.
+
+    held: of those in flight, how many of the youngest wait
+    """
 
     group: Row | None = None
     sampled: int = 0
     in_flight: int = 0
     dispatched: int = 0
     dropped: int = 0
+    held: int = 0
+    pace: Pace = msgspec.field(default_factory=Pace)
 
 
 class Request(NamedTuple):
@@ -53,6 +62,8 @@ class Request(NamedTuple):
 class Dispatched(NamedTuple):
     request: Annotated[list[Request], Rows("trajectory")]
     in_flight: Annotated[int, Latest()]
+    watermark: Annotated[int, Latest()]
+    held: Annotated[Held, Latest()]
 
 
 def random_key(seed: int, uid: int, sample: int) -> int:
@@ -74,9 +85,14 @@ def _admits(*, groups: int, samples: int, max_lag: int, **_: object) -> int:
     return (max_lag + 1) * groups * samples
 
 
-def _validate(*, target: int | None = None) -> None:
-    if target is not None and target < 1:
-        raise ValueError(f"target must be at least 1, not {target}")
+def _validate(*, target: int | None = None, adapt: bool = False, least: int | None = None) -> None:
+    for name, value in (("target", target), ("least", least)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    if least is not None and not adapt:
+        raise ValueError("least bounds a watermark that adapts; add adapt: true")
+    if least is not None and target is not None and least > target:
+        raise ValueError(f"least is {least}, above the target of {target}")
 
 
 @fold(
@@ -85,6 +101,7 @@ def _validate(*, target: int | None = None) -> None:
     room=_room,
     flight=_flight,
     admits=_admits,
+    needs={"adapt": "short"},
     validate=_validate,
 )
 def watermark(
@@ -95,6 +112,7 @@ def watermark(
     free: Annotated[Room, Latest()],
     dropped: Annotated[Dropped | None, Event()] = None,
     backlog: Annotated[Backlog, Latest()] = NO_BACKLOG,
+    short: Annotated[Short, Latest()] = NOT_SHORT,
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
@@ -102,45 +120,72 @@ def watermark(
     steps: Annotated[int, Run("steps")],
     seed: Annotated[int, Run("seed")],
     target: int | None = None,
+    adapt: bool = False,
+    least: int | None = None,
 ) -> Dispatched:
     """Send out the next trajectories whenever one finishes, room appears or a version is published.
 
-    In flight never exceeds `target` (default: what the lag admits) nor the ready buffer's free capacity, so
-    a finished trajectory always finds room. What is dispatched and not dropped stays within
-    (version + max_lag + 1)·B: trained in order, the i-th trajectory is in batch i // B, so its lag is at most max_lag.
+    In flight never exceeds the watermark nor the ready buffer's free capacity, so a finished trajectory always finds
+    room. What is dispatched and not dropped stays within (version + max_lag + 1)·B: trained in order, the i-th
+    trajectory is in batch i // B, so its lag is at most max_lag. One that came to nothing has left its slot.
 
+    target: the watermark (default: what the lag admits, (max_lag + 1)·B), or with `adapt` the highest that it may be.
+    adapt: the watermark starts at B and follows what is seen, within [least, target]; see `hops.pace.observe`. When it
+        sinks below what is in flight because the engine is pressed, the youngest wait until it has room for them.
+    least: the lowest that it may be (default: samples).
     backlog: of the engine. While it has one, what finishes is not replaced, until it has caught up or nothing is in
     flight.
+    short: of the batch, which says that training waits for trajectories.
 
     B = groups·samples trajectories. Gives one request a trajectory: uid i64, sample i32, trajectory i64, key u64.
     """
+    batch = groups * samples
+    most = _flight(target=target, groups=groups, samples=samples, max_lag=max_lag)
+    pace = state.pace
+    if not pace.watermark:
+        pace.watermark = float(min(most, batch) if adapt else most)
     if group is not None:
         state.group, state.sampled = group, 0
-    if finished is not None:
-        state.in_flight -= 1
     if dropped is not None:
         state.dropped += 1
-    batch = groups * samples
-    admitted = min(version + max_lag + 1, steps) * batch + state.dropped
-    at_once = min(_flight(target=target, groups=groups, samples=samples, max_lag=max_lag), free)
+        pace.dropped += dropped.reason == "stale"
+    if finished is not None:
+        if adapt:
+            ready = state.dispatched - state.in_flight - state.dropped - version * batch
+            observe(
+                pace,
+                bound=state.in_flight >= int(pace.watermark),
+                starved=short == version + 1,
+                pressed=backlog > 0,
+                idle=ready >= 2 * batch,
+                least=min(most, least or samples),
+                most=most,
+            )
+        state.in_flight -= 1
+    at_once = min(int(pace.watermark), free)
     if backlog > 0:
         at_once = min(at_once, max(1, state.in_flight))
+    admitted = min(version + max_lag + 1, steps) * batch + state.dropped
     requests = []
     while state.group is not None and state.dispatched < admitted and state.in_flight < at_once:
-        uid = state.group.uid
-        requests.append(
-            Request(
-                parents=(state.group,),
-                tag=version,
-                uid=np.array(uid, np.int64),
-                sample=np.array(state.sampled, np.int32),
-                trajectory=np.array(state.dispatched, np.int64),
-                key=np.array(random_key(seed, uid, state.sampled), np.uint64),
-            )
-        )
+        requests.append(_request(state.group, state.sampled, state.dispatched, version, seed))
         state.dispatched += 1
         state.in_flight += 1
         state.sampled += 1
         if state.sampled == samples:
             state.group = None
-    return Dispatched(requests, state.in_flight)
+    above = max(0, state.in_flight - int(pace.watermark))
+    state.held = above if backlog > 0 else min(state.held, above)
+    return Dispatched(requests, state.in_flight, int(pace.watermark), Held(state.held))
+
+
+def _request(group: Row, sample: int, trajectory: int, version: Version, seed: int) -> Request:
+    uid = group.uid
+    return Request(
+        parents=(group,),
+        tag=version,
+        uid=np.array(uid, np.int64),
+        sample=np.array(sample, np.int32),
+        trajectory=np.array(trajectory, np.int64),
+        key=np.array(random_key(seed, uid, sample), np.uint64),
+    )

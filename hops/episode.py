@@ -23,16 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from flowgraph import Engine, Sampling, Tokenizer
+from flowgraph import Engine, Rejected, Sampling, Tokenizer
 from hops import turns
 from hops.environments.protocol import Environment, Outcome, Prompt, Reply
 from hops.rows.example import Example
 from hops.signature import name_of
-
-
-class Rejected(Exception):
-    pass
-
 
 GRACE = 1.0  # seconds for an environment to end once it is told to
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt64
@@ -20,6 +21,7 @@ from flowgraph import (
     LastToken,
     Latest,
     Mask,
+    Rejected,
     Sampling,
     Scalars,
     Shared,
@@ -30,6 +32,8 @@ from hops import turns
 from hops.environments.protocol import check_environment
 from hops.episode import Turns, judged, play
 from hops.rows.example import unpack
+
+T = TypeVar("T")
 
 
 class Trajectory(NamedTuple):
@@ -49,8 +53,12 @@ class Trajectory(NamedTuple):
     backlog: Annotated[Backlog, Latest()]
 
 
-def validate(*, temperature: float = 1.0, stop: list[str] | None = None) -> None:
+def validate(
+    *, temperature: float = 1.0, stop: list[str] | None = None, time_limit: float | None = None
+) -> None:
     Sampling(max_new_tokens=1, temperature=temperature, stop=tuple(stop or ()))
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise ValueError(f"time_limit must be a positive number of seconds, not {time_limit}")
     if temperature == 0:
         raise ValueError(
             "temperature 0 samples the same response every time, so a group has nothing to compare"
@@ -66,16 +74,31 @@ async def complete(
     max_new_tokens: Annotated[int, Dim("response")],
     temperature: float = 1.0,
     stop: list[str] | None = None,
+    time_limit: float | None = None,
 ) -> Trajectory:
     """Sample one response to one prompt. prompt: i32[prompt]; key: u64, the request's own randomness.
+
+    time_limit: seconds after which it is given up, and dropped (reason "time limit"); its slot is free then.
 
     The bound of `dims.response` is the longest response. metrics: `length` in tokens; `truncated`, 1 when the bound or
     the model's context ended it (the finish reason decides, not the length); `retractions`, how often its KV was
     dropped; `engine_running`, `engine_waiting` and `engine_kv_used`, the engine's load when it ended.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
-    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
+    out = await within(time_limit, engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex))
     return trajectory(prompt, out, engine)
+
+
+async def within(seconds: float | None, what: Awaitable[T]) -> T:
+    """What a trajectory waits for. Raises Rejected("time limit") when it takes longer."""
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            return await what
+    except TimeoutError:
+        if scope.expired():
+            raise Rejected("time limit") from None
+        raise
 
 
 def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) -> Trajectory:
@@ -143,11 +166,9 @@ def _validate_episode(
     time_limit: float = 600.0,
 ) -> None:
     check_environment(environment)
-    validate(temperature=temperature, stop=stop)
+    validate(temperature=temperature, stop=stop, time_limit=time_limit)
     if max_turns < 1:
         raise ValueError(f"max_turns must be at least 1, not {max_turns}")
-    if not 0 < time_limit < float("inf"):
-        raise ValueError(f"time_limit must be a positive number of seconds, not {time_limit}")
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate_episode)

@@ -190,11 +190,13 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             help = f"add {', '.join(f'{p.name}: {_giver(graph, node, p)}' for p in missing)} under in:"
             message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
             yield Diagnostic("FG110", decl.place, message, help)
-        for option, port in node.spec.facts.needs:
-            if not node.config.get(option) or port in decl.inputs or "in" in decl.partial:
+        for case, port in node.spec.facts.needs:
+            option, _, value = case.partition("=")
+            chosen = node.config.get(option)
+            if (chosen != value if value else not chosen) or port in decl.inputs or "in" in decl.partial:
                 continue
             given = decl.config.value[option].place if decl.config is not None else decl.place
-            message = f"hop {node.name} lacks its input {port}, which {option} reads"
+            message = f"hop {node.name} lacks its input {port}, which {case.replace('=', ': ')} reads"
             later = too_late(graph, node, port, port, node)
             before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
             help = f"add {port}: {before[0] if before else '<hop>'} under in:"
@@ -209,7 +211,10 @@ def _giver(graph: Graph, node: Node, port: Port) -> str:
         fits = (port.name, port.kind, port.dtype) in given
         if port.kind == "rows" and port.mode != "latest":
             # Trajectories go through hops that each add to them, and which of those is meant is not to be told.
-            fits = port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
+            handed = any(
+                p.handed and p.name == port.name and p.row_kind == port.row_kind for p in other.spec.outputs
+            )
+            fits = handed or port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
         loops = port.mode == "queue" and node in graph.upstream(other)
         if fits and other is not node and not loops:
             # Columns are handed on: the hop that most inputs name gives this one too, when it comes after its writer.

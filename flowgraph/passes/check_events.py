@@ -95,10 +95,11 @@ def _events(node: Node, kind: RowKind) -> list[Binding]:
 
 
 def _takes(graph: Graph, maker: Node) -> Iterator[tuple[Node, Binding]]:
-    """The folds whose queue the rows of a maker reach, each with that queue."""
+    """The folds whose queue the rows of a maker reach first, each with that queue."""
     for node in graph.nodes.values():
         for binding in node.bindings if node.spec.facts.kind == "fold" and node.spec.outputs else ():
-            queue = binding.carries_rows and binding.port.mode == "queue"
+            handed = binding.source is not None and binding.source.handed
+            queue = binding.carries_rows and binding.port.mode == "queue" and not handed
             if queue and binding.port.row_kind == maker.kind and _is_behind(graph, binding.via, maker.name):
                 yield node, binding
 

@@ -59,9 +59,12 @@ def outlives(writer: Node, reader: Node) -> bool:
 def life_needed(writer: Node, reader: Node) -> Lifetime | None:
     """How long a value of `writer` must live at least, for `reader` to find it; None for one on the same rows.
 
-    A fold that is shown rows, or told of them, reads them after they may have been taken from every queue.
+    A fold that is shown rows, told of them, or handed them by another fold, reads them after they may have been taken
+    from every queue.
     """
-    shown = (p.row_kind for p in reader.spec.inputs if p.kind == "rows" and p.mode != "queue")
+    rows = [b for b in reader.bindings if b.port.kind == "rows"]
+    later = [b for b in rows if b.port.mode != "queue" or (b.source is not None and b.source.handed)]
+    shown = [b.port.row_kind for b in later]
     if reader.spec.facts.kind == "fold" and "trajectory" in shown and writer.kind == "trajectory":
         return "consumed"
     return NEEDED.get(reader.kind) if writer.kind != reader.kind else None

@@ -144,6 +144,7 @@ def _instead(name: str, spec: HopSpec, meant: dict[str, str], options: dict[str,
         "run": f"run.{fixed.detail}",
         "seam": f"{fixed.fact} of the input {fixed.detail}",
         "resource": f"the {fixed.detail} of the hop's owner",
+        "credit": "the room that training has",
     }
     return f"it comes from {sources[fixed.origin]}; set it there"
 

@@ -60,15 +60,17 @@ def staleness(graph: Graph) -> Staleness | None:
 
 
 def queue_depth(graph: Graph, node: Node) -> int:
-    """Batches that may wait to be trained: what the file says, else what `max_lag` leaves room for."""
+    """Batches that may wait to be trained: what the file says, else one, where `max_lag` leaves room for it.
+
+    A batch that waits is one version older when it is trained, and one is enough to keep training fed.
+    """
     if node.capacity is not None:
         return node.capacity
     lag = graph.max_lag or 0
     least = _bound(graph, node, q=0)
-    # Where the gate alone proves the bound, a queue adds no lag, and the deepest one keeps the trainer fed longest.
     if least is None or least.formula is None or (least.gate is not None and least.gate <= lag):
-        return lag
-    return max(0, lag - least.formula)
+        return min(1, lag)  # the gate alone proves the bound, whatever the queue
+    return min(1, max(0, lag - least.formula))
 
 
 def _collecting(graph: Graph) -> list[Node]:

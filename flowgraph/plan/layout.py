@@ -6,6 +6,7 @@ A block is one row's record of one hop. Its descriptor is the offset in the owne
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -56,14 +57,22 @@ def _span(column: Column, sizes: Mapping[str, int], at: int) -> Span:
 
 def lengths(hop: Hop, sizes: Iterable[int]) -> dict[str, int]:
     """The named lengths of a row, by what a hop recorded: `leaf` also from `leaf+1`, which bounds of ranges have."""
-    out: dict[str, int] = {}
-    for dim, size in zip(hop.dims, sizes, strict=True):
+    found = list(sizes)
+    assert len(found) == len(hop.dims), (hop.name, found)
+    return {name: found[at] - more for name, at, more in _named(hop.dims)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(dims: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
+    """The names among dims, each with where its size stands and how much more than it that is."""
+    out: dict[str, tuple[str, int, int]] = {}
+    for at, dim in enumerate(dims):
         name, plus, one = dim.partition("+")
         if dim.isidentifier():
-            out[dim] = size
+            out[dim] = dim, at, 0
         elif plus and name.isidentifier() and one.isdigit():
-            out.setdefault(name, size - int(one))
-    return out
+            out.setdefault(name, (name, at, int(one)))
+    return tuple(out.values())
 
 
 def tensor_bytes(tensor: TensorSlot) -> int:

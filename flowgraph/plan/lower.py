@@ -18,6 +18,7 @@ from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
 from flowgraph.plan.seams import seams, unread
 from flowgraph.spec.dims import parse
 from flowgraph.spec.ports import Port
+from flowgraph.spec.types import Held
 
 OVERHEAD = 64  # room to align a set of tensors inside a block
 
@@ -171,8 +172,10 @@ def _hop(
 
 
 def _output(port: Port) -> str:
-    """What becomes of an output: rows that are made differ from those that are only shown."""
-    return "latest" if port.kind == "rows" and port.mode == "latest" else port.kind
+    """What becomes of an output: rows that are made differ from those that are shown, handed on, or held."""
+    if port.dtype == Held.__name__:
+        return "held"
+    return ("latest" if port.mode == "latest" else "handed") if port.handed else port.kind
 
 
 def _queue(graph: Graph, node: Node) -> int:

@@ -118,7 +118,8 @@ class Hop(msgspec.Struct, frozen=True):
     group: the hops that fire as one, in order, this one among them; () when it fires by itself
     home: the owner in whose memory its blocks are read: its own, or the driver that they pass through
     slots: blocks that its region of the arena holds; block_bytes: the bound of one
-    outputs: name → the port's kind, or "latest" for rows that are shown and not made
+    outputs: name → the port's kind; "latest" for rows that are shown and not made, "handed" for those that go on,
+        "held" for how many are to wait
     queue: rows it has made that may wait unread (folds)
     every: it fires on each every-th row only, a multiple of that of every hop before it
     room: rows that a fold lets be in flight, or keeps until they are taken, at its most; None where it does neither

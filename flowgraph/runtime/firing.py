@@ -25,14 +25,14 @@ ERRORS: dict[str, type[RunError]] = {
 class Firing(msgspec.Struct):
     """One firing in flight.
 
-    holds: the value that it works on, which is not overwritten meanwhile; blocks: what it reads, by writer
+    watched: the port whose value made it fire, if none of its row did; blocks: what it reads, by writer
     """
 
     hop: str
     record: Record | None
     leases: dict[str, int]
     began: float
-    holds: tuple[str, str] | None = None
+    watched: str = ""
     blocks: dict[str, list[Block]] = {}
 
 

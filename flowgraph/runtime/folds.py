@@ -2,7 +2,8 @@
 
 Row queues go before events, and events before levels (`latest` values that changed), so a fold's ledger is up to date
 before another fold reads it: a trajectory is in the buffer before dispatch counts it as finished. A queue is taken from
-only while the fold says that it has room.
+only while the fold says that it has room. One that makes groups or steps is told how many it may make, or else fires
+only while it may make another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -22,64 +23,116 @@ from flowgraph.runtime.worker import fill
 from flowgraph.spec.types import Dropped, Row
 
 
-class Fold(msgspec.Struct):
+class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
+    queues: port → rows to take; handed: those of its queues that another fold fills; gated: it fires on credit only
+    credit: the parameter that says how many steps it may make, if it has one
+    heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
+    before there is one
+    shows: outputs whose rows it is shown; rows: of which kind it may read the columns
+    names, kinds: of its outputs
     read: key of a row that it is shown → its columns by port
     """
 
     hop: Hop
     step: Callable[..., Any]
-    room: Callable[[Any], int]
+    room: Callable[[Any], int] | None
     state: Any
-    events: deque[tuple[str, Any]]
     queues: dict[str, deque[Row]]
+    handed: frozenset[str]
+    gated: bool
+    credit: str
+    heard: dict[str, None]
+    levels: tuple[tuple[str, tuple[str, str], Any], ...]
+    shows: tuple[tuple[str, str], ...]
+    rows: str
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    events: deque[tuple[str, Any]]
     changed: bool = True
     read: dict[int, dict[str, Any]] = {}
 
 
 class Folds:
-    """All folds of a plan, and the newest value of every output that is read as `latest`."""
+    """All folds of a plan, and the newest value of every output that is read as `latest`.
+
+    told: hop → ports that hear of the rows which it gave; queued: hop → queues of the rows that it works on
+    heard: output → ports that hear each of its values; levels: output → folds that look at its newest
+    handed: output → queues that its rows go on into
+    """
 
     def __init__(self, plan: Plan, resources: Mapping[str, Any]) -> None:
-        self.all = {name: _make(hop, resources) for name, hop in plan.hops.items() if hop.kind == "fold"}
+        self.all = {
+            name: _make(plan, hop, resources) for name, hop in plan.hops.items() if hop.kind == "fold"
+        }
         self.latest: dict[tuple[str, str], Any] = {}
         self.verify = plan.verify
+        self.told: dict[str, list[tuple[Fold, str]]] = {}
+        self.queued: dict[str, list[deque[Row]]] = {}
+        self.heard: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
+        self.levels: dict[tuple[str, str], list[Fold]] = {}
+        self.handed: dict[tuple[str, str], list[deque[Row]]] = {}
+        for fold in self.all.values():
+            for w in fold.hop.watches:
+                if w.mode == "latest":
+                    self.levels.setdefault((w.producer, w.output), []).append(fold)
+                elif w.mode == "event" and w.rows:
+                    self.told.setdefault(w.producer, []).append((fold, w.port))
+                elif w.mode == "event":
+                    self.heard.setdefault((w.producer, w.output), []).append((fold, w.port))
+                elif w.port in fold.handed:
+                    self.handed.setdefault((w.producer, w.output), []).append(fold.queues[w.port])
+                else:
+                    self.queued.setdefault(w.producer, []).append(fold.queues[w.port])
+        self._every = list(self.all.values())
+        self._taking = [fold for fold in self.all.values() if fold.queues]
+        self._hearing = [f for f in self.all.values() if any(w.mode == "event" for w in f.hop.watches)]
 
-    def next(self, has_credit: Callable[[Hop], bool]) -> tuple[Fold, str, Any] | None:
-        """The fold that fires next, the port that something came for ("": only levels changed), and what came."""
-        for fold in self.all.values():
+    def next(self, credit: Callable[[Hop], int]) -> tuple[Fold, str, Any] | None:
+        """The fold that fires next, the port that something came for ("": only levels changed), and what came.
+
+        Whatever makes it fire, it sees the newest values of all its levels.
+        """
+        for fold in self._taking:
             for port, queue in fold.queues.items():
-                if queue and fold.room(fold.state) > 0:
+                if not queue or (fold.room is not None and fold.room(fold.state) <= 0):
+                    continue
+                if not fold.gated or credit(fold.hop) > 0:
+                    fold.changed = False
                     return fold, port, queue.popleft()
-        for fold in self.all.values():
-            if fold.events:
+        for fold in self._hearing:
+            if fold.events and (not fold.gated or credit(fold.hop) > 0):
+                fold.changed = False
                 return fold, *fold.events.popleft()
-        for fold in self.all.values():
-            if fold.changed and has_credit(fold.hop):
+        for fold in self._every:
+            if fold.changed and (not fold.gated or credit(fold.hop) > 0):
                 fold.changed = False
                 return fold, "", None
         return None
 
     def shown(self, fold: Fold, value: Any) -> list[Row]:
         """The rows whose columns a fold may read: those that its first port of rows is of, shown or just come."""
-        watched = [w for w in fold.hop.watches if w.rows]
         rows = [value] if isinstance(value, Row) else []
-        for watch in watched:
-            if watch.mode == "latest":
-                rows += self.latest.get((watch.producer, watch.output), ())
-        return [row for row in rows if row.kind == watched[0].rows]
+        for output in fold.shows:
+            rows += self.latest.get(output, ())
+        return [row for row in rows if row.kind == fold.rows]
 
-    def fire(self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a fold once; its outputs by name.
+    def fire(
+        self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any], credit: int
+    ) -> tuple[Any, ...]:
+        """Call a fold once; its outputs in the order of `Fold.names`. credit: groups or steps that it may make
 
         Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
         """
-        ports: dict[str, Any] = dict(columns)
-        for watch in fold.hop.watches:
-            empty: Any = () if watch.rows else 0
-            newest = self.latest.get((watch.producer, watch.output), empty)
-            ports[watch.port] = newest if watch.mode == "latest" else value if watch.port == port else None
+        latest = self.latest
+        ports: dict[str, Any] = {**columns, **fold.heard}
+        for name, output, empty in fold.levels:
+            ports[name] = latest.get(output, empty)
+        if port:
+            ports[port] = value
+        if fold.credit:
+            ports[fold.credit] = credit
         try:
             if self.verify:
                 who = f"fold {fold.hop.name}"
@@ -93,46 +146,48 @@ class Folds:
         except Exception as error:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
-        values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
-        return {name: _output(fold.hop, name, values) for name in fold.hop.outputs}
+        if getattr(result, "_fields", None) != fold.names:
+            result = _in_order(fold, result)
+        for name, kind, given in zip(fold.names, fold.kinds, result, strict=True):
+            if kind in ("rows", "latest", "handed") and not isinstance(given, list | tuple):
+                _refuse(fold, f"gave {name} as {type(given).__name__}, and its port is rows")
+        values: tuple[Any, ...] = result
+        return values
 
-    def offer(self, producer: str, row: Row, through: Collection[str]) -> int:
-        """A hop gave a row its part: put the row where folds find it. Returns the queues that it is in now.
+    def tell(self, hop: str, row: Row) -> None:
+        """A hop gave a row its part, or will never: who watches its rows as events learns of it at once."""
+        for fold, port in self.told.get(hop, ()):
+            fold.events.append((port, row))
 
-        through: when every hop is done with the row, those hops, else none. Who watches a hop's rows as events learns
-        of them at once; a queue gets the row complete, so that what is taken from it can be trained, dropped and freed.
+    def queue(self, hops: Collection[str], row: Row) -> int:
+        """Every one of these hops, which are all that work on the row, is done: put it into each queue that takes it.
+
+        What is taken from a queue can be trained, dropped and freed. Returns the queues that it is in now.
         """
         queued = 0
-        for fold in self.all.values():
-            for watch in fold.hop.watches:
-                if watch.rows != row.kind:
-                    continue
-                if watch.mode == "event" and watch.producer == producer:
-                    fold.events.append((watch.port, row))
-                elif watch.mode == "queue" and watch.producer in through:
-                    fold.queues[watch.port].append(row)
-                    queued += 1
+        for hop in hops:
+            for queue in self.queued.get(hop, ()):
+                queue.append(row)
+                queued += 1
         return queued
 
     def publish(self, producer: str, output: str, value: Any) -> bool:
         """A value output has a value: keep it, and wake who watches it. False when it is the one it had."""
+        key = producer, output
         if not isinstance(value, Dropped):
-            if (producer, output) in self.latest and self.latest[producer, output] == value:
+            if key in self.latest and self.latest[key] == value:
                 return False
-            self.latest[producer, output] = value
-        for fold in self.all.values():
-            for watch in fold.hop.watches:
-                if (watch.producer, watch.output) == (producer, output):
-                    if watch.mode == "event":
-                        fold.events.append((watch.port, value))
-                    else:
-                        fold.changed = True
+            self.latest[key] = value
+        for fold, port in self.heard.get(key, ()):
+            fold.events.append((port, value))
+        for fold in self.levels.get(key, ()):
+            fold.changed = True
         return True
 
-    def wake_all(self) -> None:
-        """Something happened that gives credit; every fold may look."""
-        for fold in self.all.values():
-            fold.changed = True
+    def hand(self, producer: str, output: str, row: Row) -> None:
+        """A fold hands a row on to those that follow it."""
+        for queue in self.handed.get((producer, output), ()):
+            queue.append(row)
 
     def waiting(self) -> dict[str, int]:
         """Rows queued for each fold that has any."""
@@ -140,26 +195,42 @@ class Folds:
         return {name: n for name, n in counts.items() if n}
 
 
-def _output(hop: Hop, name: str, values: Mapping[str, Any]) -> Any:
-    """One output of a fold: there, and a list where rows are promised."""
-    value = values.get(name)
-    if name not in values or (
-        hop.outputs[name] in ("rows", "latest") and not isinstance(value, list | tuple)
-    ):
-        what = (
-            f"gave {name} as {type(value).__name__}, and its port is rows"
-            if name in values
-            else f"gave no {name}"
-        )
-        raise PayloadError(f"fold {hop.name} {what}", f"return what {hop.place} is annotated to return")
-    return value
+def _in_order(fold: Fold, result: Any) -> tuple[Any, ...]:
+    """What a fold gave, output by output: a value without a name, or a tuple of names of its own."""
+    values = result._asdict() if hasattr(result, "_asdict") else {"out": result}
+    for name in fold.names:
+        if name not in values:
+            _refuse(fold, f"gave no {name}")
+    return tuple(values[name] for name in fold.names)
 
 
-def _make(hop: Hop, resources: Mapping[str, Any]) -> Fold:
+def _refuse(fold: Fold, what: str) -> NoReturn:
+    raise PayloadError(f"fold {fold.hop.name} {what}", f"return what {fold.hop.place} is annotated to return")
+
+
+def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
     spec, fixed = fill(hop, resources)
-
-    def room(state: Any) -> int:
-        return spec.facts.room(state, **fixed) if spec.facts.room is not None else 1
-
+    room = functools.partial(spec.facts.room, **fixed) if spec.facts.room is not None else None
     queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
-    return Fold(hop, functools.partial(spec.function, **fixed), room, spec.state(), deque(), queues)
+    rows = [w for w in hop.watches if w.rows]
+    levels = [w for w in hop.watches if w.mode == "latest"]
+    credit = next((p.name for p in spec.params if p.origin == "credit"), "")
+    return Fold(
+        hop,
+        functools.partial(spec.function, **fixed),
+        room,
+        spec.state(),
+        queues,
+        handed=frozenset(
+            w.port for w in hop.watches if plan.hops[w.producer].outputs.get(w.output) == "handed"
+        ),
+        gated=hop.makes_rows and hop.rows != "trajectory" and not credit,
+        credit=credit,
+        heard=dict.fromkeys(w.port for w in hop.watches if w.mode != "latest"),
+        levels=tuple((w.port, (w.producer, w.output), () if w.rows else 0) for w in levels),
+        shows=tuple((w.producer, w.output) for w in rows if w.mode == "latest"),
+        rows=rows[0].rows or "" if rows else "",
+        names=tuple(hop.outputs),
+        kinds=tuple(hop.outputs.values()),
+        events=deque(),
+    )

@@ -48,19 +48,20 @@ class Ledger:
             wanted = " or ".join(place for place in MOVES if to in MOVES[place])
             help = f"let {by} {VERBS[to]} a trajectory once, and only one that is {wanted}"
             raise LedgerError(f"hop {by} can't {VERBS[to]} trajectory {key}: {state}", help)
-        self._add(at, -1)
-        if to == "dropped":
-            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
+        counts = self.counts
+        if at == "in flight":
+            counts.in_flight -= 1
         else:
-            self._add(to, 1)
-        if to == "in flight" or to == "ready":
+            counts.ready -= 1
+        if to == "ready":
+            counts.ready += 1
             self.place[key] = to
+            return
+        if to == "consumed":
+            counts.consumed += 1
         else:
-            del self.place[key]
-
-    def _add(self, place: Place, n: int) -> None:
-        name = place.replace(" ", "_")
-        setattr(self.counts, name, getattr(self.counts, name) + n)
+            counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
+        del self.place[key]
 
     def check(self) -> None:
         """Recount from the places. Raises LedgerError when the sum does not hold."""

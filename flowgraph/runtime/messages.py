@@ -1,6 +1,6 @@
 """Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
 
-The driver writes Setup, Fire, Save and Stop; a worker writes Started, Done, Failed and Saved.
+The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     values: dict[str, Any]
     leases: dict[str, int]
     omit: tuple[str, ...] = ()
+
+
+class Interrupt(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Give up a firing that is under way, if it still is; it will be sent again. It is answered by Gone, or Done."""
+
+    id: int
 
 
 class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -100,12 +106,19 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     member: int = -1
 
 
+class Gone(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A firing on a trajectory that came to nothing, for a reason that is counted, or "" when it was interrupted."""
+
+    id: int
+    reason: str
+
+
 class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
     directory: str
 
 
-ToWorker = Setup | Fire | Save | Stop
-FromWorker = Started | Done | Failed | Saved
+ToWorker = Setup | Fire | Interrupt | Save | Stop
+FromWorker = Started | Done | Failed | Gone | Saved
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from flowgraph.errors import RunError
 from flowgraph.plan.layout import lengths
-from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import Regions
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.arena import Regions, Slots
 from flowgraph.runtime.messages import Block
-from flowgraph.spec.types import LIFETIMES, Row
+from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, eq=False):
     """One live row.
 
     maker: the fold that made it; blocks: hop → its part of the row; left: hops that are not done with it yet
     children: live rows made from it; taken: whether a fold has taken it from its queue; queued: those that will
+    whole: every hop is done with it; closed: no hop will take it any more
     """
 
     row: Row
@@ -29,18 +31,24 @@ class Record(msgspec.Struct):
     taken: bool = False
     queued: int = 0
     children: int = 0
+    whole: bool = False
     closed: bool = False
 
 
 class Table:
-    """All live rows by (kind, key). Rows and blocks are freed here and nowhere else."""
+    """All live rows by kind and key. Rows and blocks are freed here and nowhere else.
+
+    sampling: groups that trajectories may still be made from, in order
+    """
 
     def __init__(self, plan: Plan, regions: Regions) -> None:
         self.plan, self.slots, self.desks = plan, regions.homes, regions.desks
-        self.live: dict[tuple[str, int], Record] = {}
+        self.live: dict[str, dict[int, Record]] = {kind: {} for kind in ROW_KINDS}
+        self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
         self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
         self.unread = dict.fromkeys(self.workers, 0)
+        self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
         self.publishers = [hop for hop in plan.hops.values() if hop.initial]
 
     def create(self, maker: str, parents: tuple[Row, ...], tag: int) -> Record:
@@ -49,14 +57,16 @@ class Table:
         key = self.next_key.get(kind, 0)
         self.next_key[kind] = key + 1
         record = Record(Row(kind, key, parents, tag), maker, set(self.workers[maker]))
-        self.live[kind, key] = record
+        self.live[kind][key] = record
         self.unread[maker] += 1
+        if kind == "group":
+            self.sampling.append(record)
         for parent in parents:
             self.of(parent).children += 1
         return record
 
     def of(self, row: Row) -> Record:
-        return self.live[row.kind, row.key]
+        return self.live[row.kind][row.key]
 
     def take(self, row: Row) -> bool:
         """A fold takes a row from its queue. Every hop is done with it, so after the last fold that it is queued for,
@@ -64,7 +74,7 @@ class Table:
 
         False when another fold took it before.
         """
-        record = self.live.get((row.kind, row.key))
+        record = self.live[row.kind].get(row.key)
         if record is None:
             return False
         first, record.taken = not record.taken, True
@@ -90,15 +100,23 @@ class Table:
             out[name] = slots.allocate()
         return out
 
+    def unlease(self, leases: Mapping[str, int]) -> None:
+        """Blocks that nothing was written to are free again."""
+        for name, offset in leases.items():
+            self.desks[name].release(offset)
+
     def can_lease(self, hop: str) -> bool:
         """Whether there is a block to write, and one to keep it in, for every hop that fires with this one."""
-        group = self.plan.hops[hop].group or (hop,)
-        pairs = [(self.desks[name], self.slots[name]) for name in group]
-        return all(
+        for desk, home in self.needs[hop]:
             # What is written elsewhere, and has not come home yet, has its place taken already.
-            desk.capacity == 0 or (desk.can_allocate() and (desk is home or len(home.free) > desk.live))
-            for desk, home in pairs
-        )
+            if not desk.can_allocate() or (desk is not home and len(home.free) <= desk.live):
+                return False
+        return True
+
+    def _needs(self, hop: Hop) -> list[tuple[Slots, Slots]]:
+        """Where the hops that fire with this one write columns, and where those are kept."""
+        pairs = [(self.desks[name], self.slots[name]) for name in hop.group or (hop.name,)]
+        return [(desk, home) for desk, home in pairs if desk.capacity]
 
     def land(self, hop: str, offset: int) -> int:
         """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""
@@ -142,21 +160,24 @@ class Table:
             if above.closed and not above.children:
                 self.close(above)
         if not record.blocks:
-            del self.live[record.row.kind, record.row.key]
+            del self.live[record.row.kind][record.row.key]
 
     def _is_published(self, row: Row) -> bool:
         return row.kind == "step" and any(self.plan.fires(hop, row.key) for hop in self.publishers)
 
     def close_groups_before(self, group: Row) -> None:
         """A later group is being sampled: no more trajectories come from the earlier ones."""
-        for record in list(self.live.values()):
-            earlier = record.row.kind == "group" and record.row.key < group.key
-            if earlier and record.taken and not record.queued and not record.closed:
+        waiting = []
+        while self.sampling and self.sampling[0].row.key < group.key:
+            record = self.sampling.popleft()
+            if not record.taken or record.queued:
+                waiting.append(record)
+            elif not record.closed:
                 self.close(record)
+        self.sampling.extendleft(reversed(waiting))
 
     def expire(self, before: int) -> None:
         """A new version is out: weights of steps before `before` are dead."""
-        for (kind, key), record in list(self.live.items()):
-            if kind == "step" and key < before and record.closed:
-                self.free_blocks(record, ("version",))
-                del self.live[kind, key]
+        steps = self.live["step"]
+        for key in [key for key, record in steps.items() if key < before and record.closed]:
+            self.free_blocks(steps.pop(key), ("version",))

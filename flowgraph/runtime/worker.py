@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import PromiseBroken, RunError
+from flowgraph.errors import PromiseBroken, Rejected, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
@@ -29,6 +29,8 @@ from flowgraph.runtime.messages import (
     Failed,
     Fire,
     FromWorker,
+    Gone,
+    Interrupt,
     Part,
     Save,
     Saved,
@@ -82,7 +84,8 @@ class Worker:
         self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.calls: dict[str, Callable[..., Any]] = {}
         self.resources: dict[str, Any] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.interrupted: set[int] = set()
 
     async def start(self) -> None:
         """Load engine, learner and tokenizer, and bind every hop's configuration; then say Started."""
@@ -123,16 +126,24 @@ class Worker:
                 alone(self._fire_async(hop, message))  # the driver has nothing to do meanwhile
             elif hop.concurrent:
                 task = asyncio.get_running_loop().create_task(self._fire_async(hop, message))
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
+                self.tasks[message.id] = task
+                task.add_done_callback(functools.partial(self._ended, message.id))
             else:
                 self._fire(hop, message)
+        elif isinstance(message, Interrupt):
+            if message.id in self.tasks:
+                self.interrupted.add(message.id)
+                self.tasks[message.id].cancel()
         elif isinstance(message, Save):
             try:
                 self.resources["learner"].save(message.directory)
                 self.send(Saved(message.directory))
             except Exception as error:
                 self.send(failed(-1, f"saving the model to {message.directory}", error))
+
+    def _ended(self, id: int, task: asyncio.Task[None]) -> None:
+        del self.tasks[id]
+        self.interrupted.discard(id)
 
     def _fire(self, head: Hop, fire: Fire) -> None:
         """Run a hop, and those of its group after it."""
@@ -153,6 +164,9 @@ class Worker:
                 parts.append(self._part(hop, fire, result, read, began, handed))
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
+            except Rejected as error:
+                self.send(self._gone(hop, fire, error))
+                return
             except (Exception, SystemExit) as error:
                 self.send(failed(fire.id, f"hop {name}", error))
                 return
@@ -168,11 +182,22 @@ class Worker:
             else:
                 result = await call(**values)
             self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
+        except Rejected as error:
+            self.send(self._gone(hop, fire, error))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and fire.id in self.interrupted:
+                self.send(Gone(fire.id, ""))
+                return
             if task is not None and task.cancelling():  # the run is over; else something within was cancelled
                 raise
             self.send(failed(fire.id, f"hop {hop.name}", error))
+
+    def _gone(self, hop: Hop, fire: Fire, error: Rejected) -> FromWorker:
+        """What a hop says that gives up its row: only a trajectory may come to nothing."""
+        if hop.rows == "trajectory":
+            return Gone(fire.id, error.reason)
+        return failed(fire.id, f"hop {hop.name}, which works on no trajectory", error)
 
     def _verifies(self, hop: Hop) -> bool:
         return self.plan.verify and hop.kind == "hop"
@@ -204,9 +229,10 @@ class Worker:
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""
-        for task in list(self.tasks):
+        tasks = list(self.tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if "engine" in self.resources:
             await self.resources.pop("engine").close()
         if "learner" in self.resources:

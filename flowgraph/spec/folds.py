@@ -73,10 +73,10 @@ def _check_outputs(use: str, outputs: Sequence[Port]) -> None:
 
 
 def _check_makes(use: str, facts: Facts, outputs: Sequence[Port]) -> None:
-    """Rows that are given, and not shown, are new ones: what is there has its maker, and its columns."""
-    makes = facts.source or facts.expand or facts.collect
+    """New rows are of the kind that the fold declares to make; rows that are there it shows or hands on."""
+    makes = facts.source or (facts.expand or facts.collect or (None, None))[1]
     for port in outputs:
-        if port.kind == "rows" and port.mode == "queue" and not makes:
+        if port.kind == "rows" and not port.handed and port.row_kind != makes:
             message = f"fold {use} gives {port.name} as {port} that it does not make"
-            help = "show them with Latest(), or declare what it makes: source=, expand= or collect="
+            help = "give those that are there, as a list of Row, or declare what it makes: source=, expand= or collect="
             raise HopTypeError(message, help)

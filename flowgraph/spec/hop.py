@@ -53,7 +53,7 @@ class Param(msgspec.Struct, frozen=True):
     """One keyword-only parameter: where its value comes from, its type and its default."""
 
     name: str
-    origin: Literal["with", "dim", "seam", "run", "resource"]
+    origin: Literal["with", "dim", "seam", "run", "credit", "resource"]
     type: Any = None
     default: Any = inspect.Parameter.empty
     detail: str = ""
@@ -137,7 +137,8 @@ def fold(
     Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
     may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
     be. All three get every keyword-only parameter as well.
-    `needs={"option": "port"}`: the option, when it is on, reads this optional port. `described` as of `@hop`.
+    `needs={"option": "port"}`: the option, when it is on, reads this optional port; `{"option=value": "port"}`: when it
+    is just that. `described` as of `@hop`.
     """
     return _attach(
         kind="fold",
@@ -295,6 +296,8 @@ def _param(name: str, hint: Any, default: Any) -> Param:
                 return Param(name, "seam", hint.__origin__, default, detail, fact)
             case T.Run(name=detail):
                 return Param(name, "run", hint.__origin__, default, detail)
+            case T.Credit():
+                return Param(name, "credit", hint.__origin__, default)
     return Param(name, "with", hint, default)
 
 

@@ -22,6 +22,7 @@ class Port(msgspec.Struct, frozen=True):
     shape: dims of one value; () is a scalar. Text and Json have at most one dim, Tensors and Scalars none.
     row_kind: for rows, which kind
     columns: for an output of rows, what each new row carries
+    handed: the rows of an output are there already, and are shown (latest) or handed on (queue)
     wider: for a plain value of a NewType, what it is made of: a Version is an int too
     """
 
@@ -36,6 +37,7 @@ class Port(msgspec.Struct, frozen=True):
     facts: tuple[T.Fact, ...] = ()
     row_kind: T.RowKind | None = None
     columns: tuple[Port, ...] = ()
+    handed: bool = False
     optional: bool = False
     wider: tuple[str, ...] = ()
 
@@ -90,8 +92,9 @@ def read_port(use: str, name: str, hint: Any, *, output: bool = False, by_row: b
                     raise HopTypeError(
                         f"{who} has rows of no kind: {kind!r}", f"write one of {', '.join(T.ROW_KINDS)}"
                     )
-                columns = _columns(use, base, mode) if output else ()
-                return Port(kind="rows", row_kind=kind, columns=columns, **common)
+                handed = output and T.Row in _elements(base)
+                columns = _columns(use, base) if output and not handed else ()
+                return Port(kind="rows", row_kind=kind, columns=columns, handed=handed, **common)
             case T.Text(dim=dim, mean=mean, max=bound):
                 return Port(kind="text", shape=_shape(who, dim, 1), mean=mean, max=bound, **common)
             case T.Json(dim=dim, mean=mean, max=bound):
@@ -187,17 +190,15 @@ def _shape(who: str, text: str, most: int | None = None) -> tuple[Expr, ...]:
     return shape
 
 
-def _columns(use: str, base: Any, mode: T.ReadMode) -> tuple[Port, ...]:
-    """The columns that a fold's emitted rows carry: fields of the element type but `parents` and `tag`."""
-    elements = (
-        typing.get_args(base) if typing.get_origin(base) in (list, tuple, collections.abc.Sequence) else ()
-    )
-    if elements and elements[0] is T.Row:
-        if mode == "queue":
-            message = f"{use} gives rows that it does not make: {T.Row.__name__} is one that is there already"
-            help = "show them with Latest(), or make new ones: a list of a NamedTuple with parents"
-            raise HopTypeError(message, help)
-        return ()
+def _elements(base: Any) -> tuple[Any, ...]:
+    """What a list, tuple or sequence is of."""
+    many = typing.get_origin(base) in (list, tuple, collections.abc.Sequence)
+    return typing.get_args(base) if many else ()
+
+
+def _columns(use: str, base: Any) -> tuple[Port, ...]:
+    """The columns that a fold's new rows carry: fields of the element type but `parents` and `tag`."""
+    elements = _elements(base)
     if not elements or not hasattr(elements[0], "_fields"):
         raise HopTypeError(
             f"{use} emits rows as {base}", "annotate the port as a list of a NamedTuple, or of Row"

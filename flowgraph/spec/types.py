@@ -36,6 +36,8 @@ ReadMode = Literal["queue", "latest", "event"]
 Version = NewType("Version", int)  # batches accounted for in the published weights
 Room = NewType("Room", int)  # rows that a pool has room for, those on their way to it included
 Backlog = NewType("Backlog", int)  # requests that an engine has and can't compute now
+Held = NewType("Held", int)  # of the trajectories in flight, how many of the youngest are to wait
+Short = NewType("Short", int)  # the number, from 1, of the batch for which rows are missing; 0 while none are
 
 # How the bytes of a seam cross; rows and values cross as control messages.
 Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]
@@ -48,6 +50,7 @@ class Row(msgspec.Struct, frozen=True):
     parents: a trajectory's group (one row), a step's trajectories (its rows, in order)
     tag: the version current when the row was registered
     dims: the row's own lengths, e.g. {"token": 61, "leaf": 1}
+    failed: why a trajectory came to nothing, "" for one that did not; then it has no columns, and can only be dropped
     """
 
     kind: str
@@ -55,6 +58,7 @@ class Row(msgspec.Struct, frozen=True):
     parents: tuple[Row, ...] = ()
     tag: int = 0
     dims: dict[str, int] = {}
+    failed: str = ""
 
     @property
     def uid(self) -> int:
@@ -185,6 +189,13 @@ class Seam(msgspec.Struct, frozen=True):
 
     port: str
     fact: Literal["max_lag", "delay", "every"]
+
+
+class Credit(msgspec.Struct, frozen=True):
+    """How many steps a fold that collects may make now. It is called again when there is more, or it has made one.
+
+    One without such a parameter is called only while it may make a step, and hears of what came only then.
+    """
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -100,6 +100,17 @@ def pool(state: State, trajectory: Annotated[Row | None, Rows("trajectory")], *,
     raise NotImplementedError
 
 
+@fold(lifetime="consumed", room=room)
+def told_pool(
+    state: State,
+    trajectory: Annotated[Row | None, Rows("trajectory")],
+    taken: Annotated[Row | None, Rows("step"), Event()],
+    *,
+    places: int = 24,
+) -> Pooled:
+    raise NotImplementedError
+
+
 @fold(lifetime="consumed", expand=("group", "trajectory"))
 def split_while_free(
     state: State,

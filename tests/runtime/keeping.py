@@ -158,10 +158,10 @@ def keeps(
 @fold(lifetime="run")
 def shown(
     state: Kept,
-    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    ready: Annotated[Row | None, Rows("trajectory")],
     width: Float32[Array, "leaf"],
 ) -> Changed:
-    return Changed(len(ready))
+    return Changed(0 if ready is None else 1)
 
 
 class Count(msgspec.Struct):

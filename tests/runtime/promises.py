@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float32, Int32, Int64
 from flowgraph import (
     Array,
     Below,
+    Credit,
     Derivable,
     Dim,
     Dropped,
     Event,
     LastToken,
-    Latest,
     Mask,
     Row,
     Rows,
@@ -26,7 +26,8 @@ from flowgraph import (
     fold,
     hop,
 )
-from hops.batch import Counter, oldest_first
+from hops.batch import oldest_first
+from hops.candidates import Candidates
 
 
 def twice(small: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -102,14 +103,16 @@ class Chosen(NamedTuple):
 
 @fold(lifetime="step", collect=("trajectory", "step"))
 def late(
-    state: Counter,
-    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
     max_lag: Annotated[int, Seam("version", "max_lag")],
+    credit: Annotated[int, Credit()],
 ) -> Chosen:
     """`oldest_first`, but the fifth trajectory of a step is said to be later than it may be."""
-    steps, dropped = oldest_first(state, ready, groups=groups, samples=samples, max_lag=max_lag)
+    made = oldest_first(state, ready, n_groups=groups, samples=samples, max_lag=max_lag, credit=credit)
+    steps, dropped = made.leaves, made.dropped
     lags = [np.where(np.arange(len(s.lag)) == 4, samples, s.lag).astype(np.int32) for s in steps]
     return Chosen([Step(s.parents, s.batch_id, lag) for s, lag in zip(steps, lags, strict=True)], dropped)

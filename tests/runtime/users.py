@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64, UInt64
 
 from flowgraph import Array, Dim, Dropped, Event, Json, Latest, Row, Rows, Scalars, Seam, Text, fold, hop
-from hops.batch import Counter, Step, oldest_first
+from hops.batch import Step, oldest_first
+from hops.candidates import Candidates
 from tests.runtime.toy import Sampled, Scored, sample
 
 
@@ -155,21 +156,21 @@ def taker(state: Count, trajectory: Annotated[Row | None, Rows("trajectory")]) -
 
 
 class Shown(NamedTuple):
-    ready: Annotated[list[Row], Rows("trajectory"), Latest()]
+    ready: Annotated[list[Row], Rows("trajectory")]
 
 
 @fold()
-def show_as_list(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
-    return Shown(list(ready))
+def show_as_list(state: Count, ready: Annotated[Row | None, Rows("trajectory")]) -> Shown:
+    return Shown([] if ready is None else [ready])
 
 
 @fold()
-def shows_a_number(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
-    return Shown(len(ready))  # type: ignore[arg-type]
+def shows_a_number(state: Count, ready: Annotated[Row | None, Rows("trajectory")]) -> Shown:
+    return Shown(7)  # type: ignore[arg-type]
 
 
 @fold()
-def shows_nothing(state: Count, ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()]) -> Shown:
+def shows_nothing(state: Count, ready: Annotated[Row | None, Rows("trajectory")]) -> Shown:
     return None  # type: ignore[return-value]
 
 
@@ -180,15 +181,16 @@ class Chosen(NamedTuple):
 
 @fold(lifetime="step", collect=("trajectory", "step"))
 def batch_of_tuples(
-    state: Counter,
-    ready: Annotated[tuple[Row, ...], Rows("trajectory"), Latest()],
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
     *,
     groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
     max_lag: Annotated[int, Seam("version", "max_lag")],
 ) -> Chosen:
-    steps, dropped = oldest_first(state, ready, groups=groups, samples=samples, max_lag=max_lag)
-    return Chosen(tuple(steps), dropped)
+    """It has no credit, so that it is called only while it may make a step."""
+    made = oldest_first(state, ready, n_groups=groups, samples=samples, max_lag=max_lag, credit=1)
+    return Chosen(tuple(made.leaves), made.dropped)
 
 
 @hop(owner="rollout")

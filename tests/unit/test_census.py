@@ -13,6 +13,7 @@ from flowgraph.cli import main
 from flowgraph.engines.registry import TransformersOptions
 from flowgraph.plan.compile import compile_file
 from flowgraph.report.census import Census, State, census, render_table
+from hops.pace import Pace
 from tests.unit import plans
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +36,9 @@ def of(found: Census, name: str) -> State:
 
 
 # msgpack: a map of up to 15 is 1 byte and its entries, a text of up to 31 its length and 1, a large int 5.
-GROUP = 1 + (5 + 6) + (4 + 5) + (8 + 1) + (4 + 5) + (5 + 1 + 7 + 1)  # kind, key, parents, tag, dims {prompt}
+GROUP = 1 + (5 + 6) + (4 + 5) + (8 + 1) + (4 + 5) + (5 + 1 + 7 + 1) + (7 + 1)  # …, tag, dims {prompt}, failed
 TRAJECTORY = (
-    1 + (5 + 11) + (4 + 5) + (8 + 1 + GROUP) + (4 + 5) + (5 + 1 + 6 + 1 + 5 + 1)
+    1 + (5 + 11) + (4 + 5) + (8 + 1 + GROUP) + (4 + 5) + (5 + 1 + 6 + 1 + 5 + 1) + (7 + 1)
 )  # dims {token, leaf}
 
 
@@ -46,11 +47,11 @@ def test_a_fold_keeps_its_empty_state_and_the_rows_that_it_has_room_for(quicksta
     assert (cursor.parts, cursor.nbytes) == (("at", "epoch"), 1 + 3 + 1 + 6 + 1)
     dispatch = of(quickstart, "fold dispatch")
     empty = 1 + (6 + 1) + (8 + 1) + (10 + 1) + (11 + 1) + (8 + 1)
-    assert dispatch.parts == ("group", "sampled", "in_flight", "dispatched", "dropped")
-    assert dispatch.nbytes == empty - 1 + GROUP
+    pace = 5 + len(msgspec.msgpack.encode(Pace()))
+    assert dispatch.parts == ("group", "sampled", "in_flight", "dispatched", "dropped", "pace")
+    assert dispatch.nbytes == empty + pace - 1 + GROUP
     buffer = of(quickstart, "fold buffer")
-    assert (buffer.parts, buffer.exact) == (("rows",), True)
-    assert buffer.nbytes == 1 + 5 + 3 + 64 * TRAJECTORY
+    assert (buffer.parts, buffer.exact, buffer.nbytes) == (("held",), True, 1 + 5 + 1)
 
 
 def test_a_field_that_grows_and_is_no_row_makes_the_sum_a_lower_bound(quickstart: Census) -> None:

@@ -97,6 +97,8 @@ def fold_state(plan: Plan, hop: Hop) -> FoldState:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """Every class that a type is made of."""
+    """Every class that a type is made of; of a struct that is no row, what its fields are made of."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint is not Row:
+        return set().union(*(_parts(field) for field in typing.get_type_hints(hint).values()))
     found = {typing.get_origin(hint) or hint}
     return found.union(*(_parts(a) for a in typing.get_args(hint)))

@@ -1,0 +1,390 @@
+"""What happens to rows: folds fire, hops are due, trajectories are counted, steps are closed. No payload, no clock.
+
+Whoever runs a ring says what a firing is: the driver sends it to a process, a simulator lets it end when a clock of
+its own says so. All that decides which trajectory goes out when, and which may still be trained on, is here and in the
+folds.
+
+One turn is: fire folds until none has anything to do, then begin every firing that is due. Within a turn nothing is
+stale.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from flowgraph.errors import LedgerError, RunError
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.folds import Fold, Folds
+from flowgraph.runtime.ledger import Ledger
+from flowgraph.runtime.rows import Record, Table
+from flowgraph.spec.types import Dropped, Row
+
+
+class Flow(ABC):
+    """One run of a plan.
+
+    waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
+    ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
+    triggered: output → those of the hops that fire on its values, and on each how-manieth
+    firing: hop → its firings under way; held: published values that somebody works on
+    at_work: hop on trajectories that uses an engine → those that it works on, in the order in which it began
+    hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
+    over: steps that are done before an earlier one
+    ended: a source has no further row; final: and what fires on the last version is queued
+    """
+
+    folds: Folds
+
+    def __init__(self, plan: Plan, table: Table) -> None:
+        self.plan, self.table = plan, table
+        self.ledger = Ledger()
+        workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
+        self.waits = {n: _waits(plan, h) for n, h in workers.items() if h.rows and h.heads}
+        self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
+        self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
+        self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
+        self.triggered: dict[tuple[str, str], list[tuple[deque[int], int]]] = {}
+        for name, values in self.triggers.items():
+            for w in (w for w in workers[name].watches if w.mode == "event"):
+                self.triggered.setdefault((w.producer, w.output), []).append((values, w.every))
+        self.firing = dict.fromkeys(workers, 0)
+        self.held: Counter[tuple[str, str]] = Counter()
+        engines = (
+            n for n, h in workers.items() if h.rows == "trajectory" and h.uses == "engine" and h.concurrent
+        )
+        self.at_work: dict[str, dict[int, Record]] = {name: {} for name in engines}
+        self.hold = 0
+        self.stopping: set[int] = set()
+        self.parked: dict[int, tuple[Hop, Record]] = {}
+        self.steps_done = 0
+        self.over: dict[int, Record] = {}
+        self.ended = False
+        self.final = False
+
+    # --- what whoever runs it does ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def columns(self, fold: Fold, rows: Sequence[Row]) -> dict[str, dict[int, Any]]:
+        """What a fold reads of rows that it is shown: port → key of the row → value."""
+
+    @abstractmethod
+    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+        """Keep the columns of a row that a fold made. Returns where the block lies (-1: nowhere), and its sizes."""
+
+    @abstractmethod
+    def begin(self, hop: Hop, record: Record) -> None:
+        """A hop is due on a row; `done` or `fail` is called when it is over."""
+
+    @abstractmethod
+    def begin_on(self, hop: Hop, port: str, value: int) -> None:
+        """A hop is due on a value that was published; `done` is called when it is over."""
+
+    @abstractmethod
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        """A hop is to give up a row for now; `done` and then `park` is called when it has, unless it is done before."""
+
+    @abstractmethod
+    def closed(self, record: Record, members: Sequence[Record]) -> None:
+        """A step is over, and so are those before it."""
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def open(self, resources: Mapping[str, Any]) -> None:
+        """Make every fold, and give every output with an initial value its first one."""
+        self.folds = Folds(self.plan, resources)
+        for name, hop in self.plan.hops.items():
+            for output, value in hop.initial.items():
+                self.publish(name, output, value)
+
+    def finished(self) -> bool:
+        """Whether every step is trained, synced and evaluated."""
+        return (
+            self.steps_done >= self.plan.run.steps and not any(self.triggers.values()) and not self._events()
+        )
+
+    def _events(self) -> bool:
+        """Whether a firing is under way that no row waits for."""
+        return any(self.firing[name] for name in self.triggers)
+
+    def under_way(self) -> int:
+        return sum(self.firing.values())
+
+    def exhausted(self) -> bool:
+        """Whether a source has ended, and all that came of it is trained, so that no further step can be made."""
+        return self.ended and self.steps_done > 0 and not self.under_way()
+
+    def last_events(self) -> bool:
+        """Queue what waits for the last version, which has come early. False when nothing does, and the second time."""
+        if self.final:
+            return False
+        self.final = True
+        for name, values in self.triggers.items():
+            for watch in self.plan.hops[name].watches:
+                last = self.folds.latest.get((watch.producer, watch.output))
+                if watch.mode == "event" and last is not None and last % watch.every:
+                    values.append(last)
+        return any(self.triggers.values())
+
+    def end(self) -> None:
+        """The run is over: what is still in flight or ready is dropped, and everything is counted once more."""
+        for key in list(self.ledger.place):
+            self.ledger.move(key, "dropped", "the run", "run ended")
+        self.ledger.check()
+
+    def stuck(self) -> RunError:
+        """Nothing is under way and nothing can fire."""
+        counts, waiting = self.ledger.counts, self.folds.waiting()
+        queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
+        queued += f"; {len(self.parked)} are held" if self.parked else ""
+        at = f"options of {' and '.join(waiting)}" if waiting else "options of the batch"
+        help = f"a fold waits for more rows than it admits: look at the {at}"
+        if self.ended:
+            help = "the dataset ended before a batch was complete: give it more rows, or lower dims.group"
+        text = f"nothing can fire at step {self.steps_done}: in flight {counts.in_flight}, ready {counts.ready}{queued}"
+        return RunError(text, help)
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Fire everything that can fire, to quiescence."""
+        given_up = True
+        while given_up:
+            while (found := self.folds.next(self._credit)) is not None:
+                self._step(*found)
+            given_up = False
+            for name, queue in self.ready.items():
+                if not queue:
+                    continue
+                hop = self.plan.hops[name]
+                while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
+                    record = queue.popleft()
+                    if record.row.failed:
+                        given_up = True
+                        self._skip(record, hop)
+                    else:
+                        self.firing[name] += 1
+                        if name in self.at_work:
+                            self.at_work[name][record.row.key] = record
+                        self.begin(hop, record)
+        for name, values in self.triggers.items():
+            if not values:
+                continue
+            hop = self.plan.hops[name]
+            while values and self._may_fire(hop):
+                watch = next(w for w in hop.watches if w.mode == "event")
+                self.firing[name] += 1
+                self.held[watch.producer, watch.output] += 1
+                self.begin_on(hop, watch.port, values.popleft())
+
+    def _credit(self, hop: Hop) -> int:
+        """How many rows a fold may make now: groups unread, steps untrained. Dispatch bounds itself."""
+        if not hop.makes_rows or hop.rows == "trajectory":
+            return 1
+        if hop.rows == "step":
+            made = self.table.next_key.get("step", 0)
+            room = min(hop.queue + 1 - (made - self.steps_done), self.plan.run.steps - made)
+        else:
+            room = (
+                max(1, hop.queue) - self.table.unread[hop.name]
+                if self.steps_done < self.plan.run.steps
+                else 0
+            )
+        return room if room > 0 and self.table.can_lease(hop.name) else 0
+
+    def _may_fire(self, hop: Hop, record: Record | None = None) -> bool:
+        """Groups and steps go one at a time and in order; a value that somebody works on, or will, is not overwritten.
+
+        A version waits for the steps before its own: what it lets dispatch send takes the place of their rows.
+        """
+        if hop.initial and hop.rows == "step" and record is not None and record.row.key > self.steps_done:
+            return False
+        if self.firing[hop.name] and (not hop.concurrent or hop.rows in ("group", "step")):
+            return False
+        if any(self.held[hop.name, output] for output in hop.initial):
+            return False
+        for name, values in self.triggers.items() if hop.initial else ():
+            if values and any(watch.producer == hop.name for watch in self.plan.hops[name].watches):
+                return False
+        return self.table.can_lease(hop.name)
+
+    def _step(self, fold: Fold, port: str, value: Any) -> None:
+        """Fire a fold once, and carry out its decisions."""
+        hop = fold.hop
+        columns: Mapping[str, Any] = {}
+        if hop.reads:  # before the row is taken, and what lives no longer is freed
+            shown = self.folds.shown(fold, value)
+            columns = self.columns(
+                fold, [r for r in shown if not r.failed and r.key in self.table.live[r.kind]]
+            )
+        takes = port in fold.queues and port not in fold.handed
+        if takes and self.table.take(value) and value.kind == "trajectory":
+            self.ledger.move(value.key, "ready", hop.name)
+        credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
+        outputs = self.folds.fire(fold, port, value, columns, credit)
+        made = 0
+        for name, kind, output in zip(fold.names, fold.kinds, outputs, strict=True):
+            if kind == "rows":
+                made = len(output)
+                if made > credit and hop.rows != "trajectory":
+                    self._too_many(hop, made, credit)
+                for item in output:
+                    self._emit(hop, item)
+            elif kind == "latest":
+                self.publish(hop.name, name, tuple(output))
+            elif kind == "handed":
+                for row in output:
+                    self.folds.hand(hop.name, name, row)
+            elif isinstance(output, list):
+                for item in output:
+                    self._drop(hop.name, name, item)
+            else:
+                if kind == "held" and output != self.hold:
+                    self._hold(output)
+                self.publish(hop.name, name, output)
+        if made and hop.rows != "trajectory":
+            fold.changed = True  # it may make another as soon as it has credit
+        if not hop.watches:
+            self.ended = not made
+
+    def _too_many(self, hop: Hop, made: int, credit: int) -> None:
+        what = f"hop {hop.name} makes {made} {hop.rows} rows at once, and there is room for {credit}"
+        raise LedgerError(what, "make one at a time, and none without credit")
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def _emit(self, hop: Hop, item: Any) -> None:
+        """A fold made a row: register it, write its columns, and wake who follows."""
+        fields = item._asdict()
+        parents = tuple(fields.pop("parents", ()))
+        record = self.table.create(hop.name, parents, int(fields.pop("tag", 0)))
+        if hop.rows == "trajectory":
+            self.ledger.register(record.row.key, hop.name)
+            self.table.close_groups_before(parents[0])
+        if hop.rows == "step":
+            for parent in parents:
+                self._consume(parent, hop.name)
+        offset, sizes = self.write(record, hop, fields)
+        self.give(record, hop.name, offset, sizes)
+
+    def _consume(self, row: Row, by: str) -> None:
+        self.ledger.move(row.key, "consumed", by)
+        record = self.table.of(row)
+        if record.row.failed:
+            raise LedgerError(
+                f"hop {by} can't choose trajectory {row.key}: it came to nothing ({record.row.failed})",
+                f"let {by} drop the rows of which `failed` says why",
+            )
+        record.closed = True
+
+    def give(self, record: Record, hop: str, offset: int = -1, sizes: tuple[int, ...] = ()) -> None:
+        """A hop is done with a row: the row is due for every hop that waited for just this, and folds are told.
+
+        offset: of its block, -1 where it wrote none
+        """
+        self.table.give(record, hop, offset, sizes)
+        self.folds.tell(hop, record.row)
+        self._follow(record, hop)
+        if record.left or record.whole:
+            return
+        record.whole = True
+        record.queued += self.folds.queue(self.table.workers[record.maker], record.row)
+        if record.row.kind == "step":
+            self._close_step(record)
+
+    def _follow(self, record: Record, hop: str) -> None:
+        """A row is due for the hops that waited for this one. A hop that skips the row is done with it as it is."""
+        for name in self.followers[hop]:
+            other = self.plan.hops[name]
+            if not record.left.isdisjoint(self.waits[name]):
+                continue
+            if record.row.failed:
+                self._skip(record, other)
+            elif self.plan.fires(other, record.row.key):
+                self.ready[name].append(record)
+            else:
+                for skipped in other.group or (name,):
+                    record.left.discard(skipped)
+                    self._follow(record, skipped)
+
+    def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:
+        """A firing is over. watched: the port whose value it worked on, where that made it fire."""
+        self.firing[hop.name] -= 1
+        if record is not None and hop.name in self.at_work:
+            self.at_work[hop.name].pop(record.row.key, None)
+            self.stopping.discard(record.row.key)
+        if watched:
+            watch = next(w for w in hop.watches if w.port == watched)
+            self.held[watch.producer, watch.output] -= 1
+
+    def fail(self, record: Record, hop: Hop, reason: str) -> None:
+        """A firing came to nothing, and its row with it: no further hop begins on it, and the folds decide."""
+        if not record.row.failed:
+            record.row = msgspec.structs.replace(record.row, failed=reason)
+        self._skip(record, hop)
+
+    def _hold(self, n: int) -> None:
+        """Of the trajectories at an engine, let the n youngest wait, and those that waited longest go on."""
+        self.hold = n
+        for name, working in self.at_work.items():
+            for key in reversed(working) if len(self.parked) + len(self.stopping) < n else ():
+                if key not in self.stopping:
+                    self.stopping.add(key)
+                    self.interrupt(self.plan.hops[name], working[key])
+                if len(self.parked) + len(self.stopping) >= n:
+                    break
+        while self.parked and len(self.parked) + len(self.stopping) > n:
+            hop, record = self.parked.pop(min(self.parked))
+            self.ready[hop.name].appendleft(record)
+
+    def park(self, record: Record, hop: Hop) -> None:
+        """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""
+        self.parked[record.row.key] = hop, record
+        self._hold(self.hold)
+
+    def _skip(self, record: Record, hop: Hop) -> None:
+        """A row that came to nothing passes a hop, and those that fire with it, without their part."""
+        for name in hop.group or (hop.name,):
+            self.give(record, name)
+
+    def _close_step(self, record: Record) -> None:
+        """Every hop on steps is done with this one: close it once those before it are, so that all is told in order."""
+        self.over[record.row.key] = record
+        while (first := self.over.pop(self.steps_done, None)) is not None:
+            self.steps_done += 1
+            self.ledger.check()
+            self.closed(first, [self.table.of(parent) for parent in first.row.parents])
+            self.table.close(first)
+        for fold in self.folds.all.values():
+            fold.changed |= bool(fold.credit)  # there is more of it
+
+    def _drop(self, hop: str, output: str, item: Dropped) -> None:
+        self.ledger.move(item.row.key, "dropped", hop, item.reason)
+        record = self.table.of(item.row)
+        if not record.whole:
+            raise LedgerError(
+                f"hop {hop} can't drop trajectory {item.row.key}: {', '.join(sorted(record.left))} is not done with it",
+                f"let {hop} drop rows that it takes from a queue, or that a pool shows it",
+            )
+        self.table.close(record)
+        self.publish(hop, output, item)
+
+    def publish(self, hop: str, output: str, value: Any) -> None:
+        """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
+        if not self.folds.publish(hop, output, value):
+            return
+        for values, every in self.triggered.get((hop, output), ()):
+            if value % every == 0 or value >= self.plan.run.steps:
+                values.append(value)
+        if output in self.plan.hops[hop].initial:  # it is a version
+            self.table.expire(value - 1)
+
+
+def _waits(plan: Plan, hop: Hop) -> frozenset[str]:
+    """What a group waits for: what any of its hops waits for, but for each other."""
+    group = hop.group or (hop.name,)
+    return frozenset(t for name in group for t in plan.hops[name].trigger) - frozenset(group)

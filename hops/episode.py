@@ -79,17 +79,20 @@ class Turns:
         room, why = self._room(path)
         if room < 1:
             return self._refuse(why)
-        room = min(room, max_tokens or room)
+        if max_tokens is not None and max_tokens < room:
+            room, why = max_tokens, "length"
         sampling = Sampling(room, self._temperature, self._stop if stop is None else tuple(stop))
-        key, rid = turn_key(self._key, self.turns), uuid.uuid4().hex
+        turn, rid = self.turns, uuid.uuid4().hex
         self.turns += 1
         self._under_way[rid] = room
         try:
             ids = np.concatenate([piece.ids for piece in path])
-            out = await self._engine.generate(ids, sampling, key=key, rid=rid)
+            out = await self._engine.generate(ids, sampling, key=turn_key(self._key, turn), rid=rid)
             if out.finish_reason == "abort":
                 raise Rejected("aborted")
-            self.tree = turns.grow(self.tree, path, out.ids, out.logprobs, out.versions, self._tokenizer)
+            self.tree = turns.grow(
+                self.tree, path, turn, out.ids, out.logprobs, out.versions, self._tokenizer
+            )
             self._check_leaves()
         except Exception as error:  # whatever the environment makes of it
             self.fault = self.fault or error
@@ -99,8 +102,9 @@ class Turns:
         self.retractions += out.retractions
         # Dropped without new weights: for want of KV memory.
         self.pressed += out.retractions > 0 and len(set(out.versions.tolist())) == 1
-        self.truncated |= out.finish_reason in ("length", "context")
-        return Reply(self._tokenizer.decode(out.ids), out.finish_reason)
+        ended = why if out.finish_reason == "length" else out.finish_reason
+        self.truncated |= ended != "stop"
+        return Reply(self._tokenizer.decode(out.ids), ended)
 
     def end(self) -> None:
         """Nothing more is sampled."""

@@ -35,7 +35,7 @@ class Text(Protocol):
 class Piece(NamedTuple):
     """Tokens of one origin, and their text. Arrays have one entry a token.
 
-    sampled: i32, the token's number among those that its trajectory sampled, in order; -1 of what was not sampled
+    sampled: i32, the token's number among those that its trajectory sampled, as they came; -1 of what was not sampled
     logprobs, versions: 0 and -1 of what was not sampled
     """
 
@@ -54,15 +54,21 @@ Path = tuple[Piece, ...]
 
 
 class Tree(NamedTuple):
-    """paths: root to leaf, each in the order in which it was begun; sampled: tokens sampled so far"""
+    """paths: root to leaf; grown: (number of the turn, tokens that it sampled), in the order in which they came"""
 
     paths: tuple[Path, ...]
-    sampled: int = 0
+    grown: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far."""
+        return sum(count for _, count in self.grown)
 
 
 class Flat(NamedTuple):
     """Leaves packed one behind the other at leaf_offsets i64[leaf+1]; the others have one entry a token of a leaf.
 
+    sampled: numbers in the order of turns, so that they do not depend on which of several turns at once ends first
     mask: each sampled token is marked in the first leaf that has it, and in no other
     """
 
@@ -96,12 +102,13 @@ def prompt_of(tree: Tree, text: str, tokenizer: Text) -> Path:
 def grow(
     tree: Tree,
     prompt: Path,
+    turn: int,
     ids: npt.NDArray[Any],
     logprobs: npt.NDArray[Any],
     versions: npt.NDArray[Any],
     tokenizer: Text,
 ) -> Tree:
-    """The tree once r tokens were sampled to a prompt that `prompt_of` gave.
+    """The tree once r tokens were sampled, in turn number `turn`, to a prompt that `prompt_of` gave.
 
     Raises ValueError unless there is a log-probability and a version to each token.
     """
@@ -125,7 +132,7 @@ def grow(
     paths = list(tree.paths)
     at = next((i for i, path in enumerate(paths) if _begins(grown, path)), len(paths))
     paths[at : at + 1] = [grown]
-    return Tree(tuple(paths), tree.sampled + r)
+    return Tree(tuple(paths), (*tree.grown, (turn, r)))
 
 
 def leaves(tree: Tree) -> tuple[Path, ...]:
@@ -137,10 +144,13 @@ def leaves(tree: Tree) -> tuple[Path, ...]:
 
 
 def flatten(tree: Tree) -> Flat:
-    """Every leaf from the root on, in order."""
-    rows = leaves(tree)
+    """Every leaf from the root on; leaves that have sampled tokens in common stand side by side."""
+    numbers = _in_turn(tree)
+    rows = sorted(
+        leaves(tree), key=lambda path: [n for piece in path for n in numbers[piece.sampled] if n >= 0]
+    )
     _, ids, sampled, logprobs, versions = zip(*(piece for path in rows for piece in path), strict=True)
-    number = np.concatenate(sampled)
+    number = numbers[np.concatenate(sampled)]
     first = np.zeros(len(number), np.bool_)
     first[np.unique(number, return_index=True)[1]] = True
     return Flat(
@@ -151,6 +161,17 @@ def flatten(tree: Tree) -> Flat:
         sampled=number,
         leaf_offsets=np.cumsum([0, *map(length, rows)], dtype=np.int64),
     )
+
+
+def _in_turn(tree: Tree) -> Ints:
+    """i32[sampled+1]: each number as it came → in the order of turns; -1 → -1, which stands last."""
+    ends = np.cumsum([count for _, count in tree.grown], dtype=np.int32)
+    numbers = np.full(tree.sampled + 1, -1, np.int32)
+    at = 0
+    for (_, count), end in sorted(zip(tree.grown, ends, strict=True)):
+        numbers[end - count : end] = np.arange(at, at + count)
+        at += count
+    return numbers
 
 
 # --- following a text along a path ---------------------------------------------------------------------------------

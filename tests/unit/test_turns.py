@@ -34,8 +34,8 @@ def begin(tok: Any, messages: Messages) -> turns.Tree:
 
 def sample(tree: turns.Tree, tok: Any, prompt: turns.Path, ids: list[int]) -> turns.Tree:
     """Token number i has the log-probability -i and the version i."""
-    numbers = np.arange(tree.sampled, tree.sampled + len(ids))
-    return turns.grow(tree, prompt, np.array(ids), -numbers.astype(np.float32), numbers.astype(np.int32), tok)
+    numbers = np.arange(tree.sampled, tree.sampled + len(ids), dtype=np.int32)
+    return turns.grow(tree, prompt, len(tree.grown), np.array(ids), -numbers.astype(np.float32), numbers, tok)
 
 
 def say(tree: turns.Tree, tok: Any, messages: Messages, reply: str) -> turns.Tree:
@@ -109,12 +109,12 @@ def test_any_history_is_spelled_to_the_letter_and_each_sampled_token_is_trained_
 
 
 def check_flat(tree: turns.Tree) -> None:
-    flat, rows = turns.flatten(tree), turns.leaves(tree)
+    flat = turns.flatten(tree)
+    rows = [flat.tokens[a:b].tolist() for a, b in itertools.pairwise(flat.leaf_offsets)]
     is_sampled = flat.sampled >= 0
     assert sorted(flat.sampled[flat.mask].tolist()) == list(range(tree.sampled))
     assert set(flat.sampled[is_sampled].tolist()) == set(range(tree.sampled))
-    assert flat.leaf_offsets.tolist() == [0, *itertools.accumulate(map(turns.length, rows))]
-    assert flat.tokens.tolist() == [i for path in rows for i in ids_of(path)]
+    assert sorted(rows) == sorted(map(ids_of, turns.leaves(tree)))
     assert flat.logprobs.tolist() == np.where(is_sampled, -flat.sampled, 0).tolist()
     assert flat.versions.tolist() == flat.sampled.tolist()  # what the test's sampling gave
     for start, end in itertools.pairwise(flat.leaf_offsets):
@@ -186,6 +186,20 @@ def test_turns_under_way_at_once_from_one_path_are_branches(tokenizer: Tokenizer
     check_flat(tree)
 
 
+def test_tokens_are_numbered_by_turn_whichever_ends_first(tokenizer: Tokenizer) -> None:
+    tree = begin(tokenizer, [user("hi")])
+    paths = [turns.prompt_of(tree, tokenizer.chat([user(q)]), tokenizer) for q in "xyz"]
+    flats = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        grown = tree
+        for turn in order:
+            ids = np.arange(turn + 1) + 40
+            grown = turns.grow(grown, paths[turn], turn, ids, -ids.astype(np.float32), ids, tokenizer)
+        flats.append(turns.flatten(grown))
+    for one, other in zip(*flats, strict=True):
+        assert one.tolist() == other.tolist()
+
+
 def test_without_a_sampled_token_there_is_one_leaf_the_prompt(tokenizer: Tokenizer) -> None:
     tree = begin(tokenizer, [user("hi")])
     flat = turns.flatten(sample(tree, tokenizer, tree.paths[0], []))
@@ -196,4 +210,4 @@ def test_without_a_sampled_token_there_is_one_leaf_the_prompt(tokenizer: Tokeniz
 def test_m4_a_turn_without_a_log_probability_for_each_token_is_refused(tokenizer: Tokenizer) -> None:
     tree = begin(tokenizer, [user("hi")])
     with pytest.raises(ValueError, match="3 ids, 2 log-probabilities, 3 versions"):
-        turns.grow(tree, tree.paths[0], np.zeros(3), np.zeros(2), np.zeros(3), tokenizer)
+        turns.grow(tree, tree.paths[0], 0, np.zeros(3), np.zeros(2), np.zeros(3), tokenizer)

@@ -36,6 +36,7 @@ class Call(NamedTuple):
 _CALL = re.compile(r"calc\((.*?)\)\s*$", re.DOTALL)
 _LONGEST = 100  # characters of an expression
 _LARGEST = 10**12  # of any number
+_ONLY = "only numbers and + - * //"
 _OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[int, int], int]]] = {
     ast.Add: ("+", lambda a, b: a + b),
     ast.Sub: ("-", lambda a, b: a - b),
@@ -137,6 +138,8 @@ def steps(expression: str) -> list[Call]:
 def _parsed(expression: str) -> ast.expr:
     if len(expression) > _LONGEST:
         raise ValueError(f"at most {_LONGEST} characters")
+    if not re.fullmatch(r"[0-9\s+*/()-]*", expression):
+        raise ValueError(_ONLY)
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -158,7 +161,7 @@ def _value(node: ast.expr, operations: int) -> int:
                 raise ValueError("division by zero")
             value = compute(a, b)
         case _:
-            raise ValueError("only numbers and + - * //")
+            raise ValueError(_ONLY)
     if abs(value) > _LARGEST:
         raise ValueError("too large a number")
     return value
@@ -166,7 +169,7 @@ def _value(node: ast.expr, operations: int) -> int:
 
 def _operation(node: ast.BinOp) -> tuple[str, Callable[[int, int], int]]:
     if type(node.op) not in _OPERATIONS:
-        raise ValueError("only numbers and + - * //")
+        raise ValueError(_ONLY)
     return _OPERATIONS[type(node.op)]
 
 

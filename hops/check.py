@@ -16,7 +16,7 @@ class Leaves(NamedTuple):
     metrics: Annotated[dict[str, float], Scalars()]
 
 
-@hop(lifetime="step")
+@hop(owner="trainer", lifetime="step")
 def one_leaf_per_token(
     response_mask: Annotated[Bool[Array, "token"], Mask()],
     sampled: Int32[Array, "token"],

@@ -145,11 +145,11 @@ class Episode(NamedTuple):
     """
 
     tokens: Annotated[Int32[Array, "token"], Below("vocab"), Shared("leaf")]
-    logprobs: Float32[Array, "token"]
+    logprobs: Annotated[Float32[Array, "token"], Shared("leaf")]
     response_mask: Annotated[Bool[Array, "token"], Mask()]
-    versions: Int32[Array, "token"]
+    versions: Annotated[Int32[Array, "token"], Shared("leaf")]
     leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
-    sampled: Int32[Array, "token"]
+    sampled: Annotated[Int32[Array, "token"], Shared("leaf")]
     score: Float32[Array, "leaf"]
     scored: Bool[Array, "leaf"]
     token_level_rewards: Annotated[Float32[Array, "token"], LastToken("leaf")]

@@ -15,7 +15,7 @@ from tests.runtime.harness import timeless
 
 ROOT = Path(__file__).parents[2]
 GRAPH = str(ROOT / "graphs" / "multiturn.yaml")
-SMALL = {"dims.group": "2", "run.steps": "2"}
+SMALL = {"dims.group": 2, "run.steps": 2}
 PLAY = calculator(calls=3, history="notes", max_tokens=14)
 
 
@@ -55,9 +55,9 @@ def test_s5_groups_whose_environment_raises_are_dropped_and_counted_and_training
     smollm2: str, tmp_path: Path
 ) -> None:
     """Case S5: their slots are free again."""
-    options = f"{{environment: {__name__}.fragile, max_turns: 4, time_limit: 120}}"
-    small = {"dims.group": "1", "dims.sample": "4", "run.steps": "3", "hops.rollout.with": options}
-    steps, ledger = run(tmp_path, overrides=small, executor="inproc")
+    environment = {"hops.rollout.with.environment": f"{__name__}.fragile"}
+    small = {"dims.group": 1, "dims.sample": 4, "run.steps": 3}
+    steps, ledger = run(tmp_path, overrides=small | environment, executor="inproc")
     assert len(steps) == 3
     assert ledger["consumed"] == 12
     assert set(ledger["dropped"]) == {"environment error"}

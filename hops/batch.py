@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from flowgraph import Array, Credit, Dim, Dropped, Event, Latest, Row, Rows, Seam, Short, fold
 from hops import candidates
-from hops.candidates import Candidates, Unit, arrive, expiring, kill, older, overdue, take
+from hops.candidates import Candidates, Unit, arrive, expiring, in_time, kill, older, take
 
 Groups = Literal["whole", "partial"]
 Scores = Mapping[int, Float32[Array, "leaf"]]
@@ -84,8 +84,9 @@ def oldest_first(
         what finishes early.
     stale: what becomes of a trajectory beyond `max_lag`. drop: it is dropped (reason "stale"), with its whole group,
         because a baseline over the rest would be biased; prompts that are slow to answer are trained less often. wait:
-        no batch is made that would let one expire which is in flight, so none is dropped and none is starved; a
-        straggler holds training up, as long as the rollout's time limit lets it. See also `withhold`.
+        no batch is made after which those that are ready or in flight could not all be trained in time, so none is
+        dropped as stale and no kind of prompt is starved; a straggler holds training up, as long as the rollout's time
+        limit lets it. See also `withhold`.
     drop_equal: whole groups of which all scores are equal are dropped too (reason "equal scores"): relative to each
         other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's
         dynamic sampling, arXiv 2503.14476). It wants the reward before the buffer: score, of the row that came.
@@ -99,12 +100,11 @@ def oldest_first(
     if drop_equal and ready is not None and _equal(state, ready, size):
         dropped += kill(state, _unit(ready, size), size, "equal scores")
     _lose_patience(state, patience, wanted, "groups" if groups == "whole" else "trajectories")
-    behind = state.batch_id + 1 - max_lag
-    if not credit or state.wholes < wanted or (stale == "wait" and overdue(state, behind - 1)):
+    if not credit or state.wholes < wanted or (stale == "wait" and not in_time(state, wanted, max_lag)):
         return Chosen([], dropped, _short(state, wanted, credit), state.expiring)
     batch_id = state.batch_id
-    rows = [row for unit in take(state, wanted) for row in unit.rows]
-    state.expiring = expiring(state, behind)
+    rows = [row for unit in take(state, wanted, size) for row in unit.rows]
+    state.expiring = expiring(state, state.batch_id - max_lag)
     return Chosen([_step(batch_id, rows)], dropped, Short(0), state.expiring)
 
 
@@ -160,7 +160,7 @@ def withhold(
         return ChosenWithholding([], dropped, _short(state, n_groups, credit), state.expiring)
     for _ in older(state, batch_id - max_lag):
         pass  # a member that is too old does not end its group
-    units = take(state, n_groups)
+    units = take(state, n_groups, samples)
     fresh = [row for unit in units for row in unit.rows if batch_id - row.tag <= max_lag]
     late = [
         (unit.scores[row.key][0], row) for unit in units for row in unit.rows if batch_id - row.tag > max_lag
@@ -183,7 +183,7 @@ def _heard(
 ) -> list[Dropped]:
     """Keep count of what was sent and what came; what is dropped for what came."""
     if out is not None:
-        candidates.sent(state, out)
+        candidates.sent(state, out, _unit(out, size))
     if ready is None:
         return []
     scores = score[ready.key].tolist() if score is not None and ready.key in score else []

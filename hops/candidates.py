@@ -1,4 +1,4 @@
-"""What a batch may still be made of: ready trajectories by unit, the oldest unit first, each step in O(log n).
+"""What a batch may still be made of: trajectories by unit, the oldest unit first, each step in O(log n).
 
 A unit is what is taken or dropped together: a whole group, or with `groups: partial` one trajectory. It is as old as
 its oldest member.
@@ -17,20 +17,23 @@ SIBLING = "a member of its group came to nothing"
 
 
 class Unit(msgspec.Struct):
-    """tag: of its oldest member; scores: of the leaves of each member, where the policy looks at them"""
+    """tag: of its oldest member; rows: members that are ready; out: those that are in flight, where that is told
+
+    scores: of the leaves of each member, where the policy looks at them
+    """
 
     tag: int
     rows: list[Row] = []
+    out: int = 0
     scores: dict[int, list[float]] = {}
 
 
 class Candidates(msgspec.Struct):
     """batch_id: of the next batch
 
-    units: those with a member that is ready; arrived: members so far
-    whole: heap of (tag, arrival of the last member, unit), and wholes: how many of them are still there
-    oldest: heap of (tag, unit)
-    open: tag → units that wait for a member; out: tag → trajectories in flight
+    units: those with a member that is ready, or in flight; arrived: members so far
+    whole: heap of (tag, arrival of the last member, unit); oldest: heap of (tag, unit)
+    alive: tag → units; ready: tag → units that are whole; wholes: of any tag
     dead: dropped unit → members that are yet to come, and why it was dropped
     lost: reason → units dropped since the last batch
     expiring: trajectories that were too old for another batch, and not in it, when the last batch was made
@@ -40,18 +43,19 @@ class Candidates(msgspec.Struct):
     arrived: int = 0
     units: dict[int, Unit] = {}
     whole: list[tuple[int, int, int]] = []
-    wholes: int = 0
     oldest: list[tuple[int, int]] = []
-    open: dict[int, int] = {}
-    out: dict[int, int] = {}
+    alive: dict[int, int] = {}
+    ready: dict[int, int] = {}
+    wholes: int = 0
     dead: dict[int, tuple[int, str]] = {}
     lost: dict[str, int] = {}
     expiring: int = 0
 
 
-def sent(state: Candidates, row: Row) -> None:
+def sent(state: Candidates, row: Row, unit: int) -> None:
     """A trajectory is in flight."""
-    state.out[row.tag] = state.out.get(row.tag, 0) + 1
+    if unit not in state.dead:
+        _unit(state, row, unit).out += 1
 
 
 def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float]) -> list[Dropped]:
@@ -60,43 +64,29 @@ def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float
     size: members of a unit
     """
     state.arrived += 1
-    if row.tag in state.out:
-        _less(state.out, row.tag)
     if unit in state.dead:
         left, reason = state.dead.pop(unit)
         if left > 1:
             state.dead[unit] = left - 1, reason
         return [Dropped(row, row.failed or reason)]
+    at = _unit(state, row, unit)
+    at.out = max(0, at.out - 1)
     if row.failed:
-        if unit not in state.units:
-            state.units[unit] = Unit(row.tag)
-            state.open[row.tag] = state.open.get(row.tag, 0) + 1
         return [Dropped(row, row.failed), *kill(state, unit, size, SIBLING, came=1)]
-    at = state.units.get(unit)
-    if at is None or row.tag < at.tag:
-        if at is not None:
-            _less(state.open, at.tag)
-        at = state.units.setdefault(unit, Unit(row.tag))
-        at.tag = row.tag
-        state.open[row.tag] = state.open.get(row.tag, 0) + 1
-        heappush(state.oldest, (row.tag, unit))
     at.rows.append(row)
     if scores:
         at.scores[row.key] = scores
     if len(at.rows) == size:
-        _less(state.open, at.tag)
         state.wholes += 1
+        state.ready[at.tag] = state.ready.get(at.tag, 0) + 1
         heappush(state.whole, (at.tag, state.arrived, unit))
     return []
 
 
 def kill(state: Candidates, unit: int, size: int, reason: str, came: int = 0) -> list[Dropped]:
     """Drop a unit: those of it that are ready now, the others as they come. came: members that are gone already"""
-    at = state.units.pop(unit)
-    if len(at.rows) == size:
-        state.wholes -= 1
-    else:
-        _less(state.open, at.tag)
+    at = state.units[unit]
+    _leave(state, unit, size)
     state.lost[reason] = state.lost.get(reason, 0) + 1
     if left := size - len(at.rows) - came:
         state.dead[unit] = left, reason
@@ -104,26 +94,39 @@ def kill(state: Candidates, unit: int, size: int, reason: str, came: int = 0) ->
 
 
 def older(state: Candidates, than: int) -> Iterator[int]:
-    """Units of a tag below `than`, oldest first; whoever asks lets go of each."""
+    """Units of a tag below `than` that have a member which is ready, oldest first; whoever asks lets go of each."""
     while state.oldest and state.oldest[0][0] < than:
         tag, unit = heappop(state.oldest)
         if unit in state.units and state.units[unit].tag == tag:
             yield unit
 
 
-def overdue(state: Candidates, tag: int) -> bool:
-    """Whether a trajectory of this tag or an older one is in flight, or in a unit that waits for another."""
-    return any(at <= tag for at in state.out) or any(at <= tag for at in state.open)
+def in_time(state: Candidates, wanted: int, max_lag: int) -> bool:
+    """Whether all units can still be in a batch before they are too old, when the next takes the oldest whole ones.
+
+    After batch b, those of tag t or an older one have the batches b + 1 to t + max_lag, of `wanted` units each. When
+    the dispatcher admits no more than that, and no batch leaves more, there is always a next batch: the one that takes
+    the oldest of all, when they are there. What has no place even then is not waited for.
+    """
+    take, left, missing = wanted, 0, 0
+    for tag in sorted(state.alive):
+        taken = min(take, state.ready.get(tag, 0))
+        take -= taken
+        left += state.alive[tag] - taken
+        missing += state.alive[tag] - state.ready.get(tag, 0)
+        if missing and left > max(0, tag + max_lag - state.batch_id) * wanted:
+            return False
+    return True
 
 
-def take(state: Candidates, wanted: int) -> list[Unit]:
+def take(state: Candidates, wanted: int, size: int) -> list[Unit]:
     """The oldest whole units, ties by arrival, and out of the candidates with them."""
     chosen: list[Unit] = []
     while len(chosen) < wanted:
         _, _, unit = heappop(state.whole)
         if unit in state.units:
-            chosen.append(state.units.pop(unit))
-    state.wholes -= wanted
+            chosen.append(state.units[unit])
+            _leave(state, unit, size)
     state.batch_id += 1
     state.lost.clear()
     return chosen
@@ -131,8 +134,32 @@ def take(state: Candidates, wanted: int) -> list[Unit]:
 
 def expiring(state: Candidates, than: int) -> int:
     """Trajectories, ready or in flight, of units of a tag below `than`: what a batch that is made now lets expire."""
-    ready = sum(len(at.rows) for at in state.units.values() if at.tag < than)
-    return ready + sum(n for tag, n in state.out.items() if tag < than)
+    if not any(tag < than for tag in state.alive):
+        return 0
+    return sum(len(at.rows) + at.out for at in state.units.values() if at.tag < than)
+
+
+def _unit(state: Candidates, row: Row, unit: int) -> Unit:
+    """The unit of a trajectory that was sent or came, which makes it older, if anything."""
+    at = state.units.get(unit)
+    if at is not None and at.tag <= row.tag:
+        return at
+    if at is None:
+        at = state.units[unit] = Unit(row.tag)
+    else:
+        _less(state.alive, at.tag)
+        at.tag = row.tag
+    state.alive[row.tag] = state.alive.get(row.tag, 0) + 1
+    heappush(state.oldest, (row.tag, unit))
+    return at
+
+
+def _leave(state: Candidates, unit: int, size: int) -> None:
+    at = state.units.pop(unit)
+    _less(state.alive, at.tag)
+    if len(at.rows) == size:
+        state.wholes -= 1
+        _less(state.ready, at.tag)
 
 
 def _less(counts: dict[int, int], tag: int) -> None:

@@ -11,10 +11,13 @@ import math
 import msgspec
 
 GROW, SHRINK, EASE = 1.25, 0.8, 0.95
+CEILING = 0.9  # of the watermark that pressed the engine: as far as it grows again at first
+RAISE = 1.005  # and by how much that rises each turnover, so that it is tried again after some twenty
+CALM = 2  # turnovers without growth after it shrank
 
 
 class Pace(msgspec.Struct):
-    """watermark: 0 before the first call
+    """watermark: 0 before the first call; ceiling: what it does not grow beyond, 0 while nothing is known
 
     finished: trajectories since the last turnover; of them bound: while as many as the watermark were in flight,
     starved: while training lacked them, pressed: while the engine had more than it could compute, idle: while a whole
@@ -23,13 +26,14 @@ class Pace(msgspec.Struct):
     """
 
     watermark: float = 0.0
+    ceiling: float = 0.0
     finished: int = 0
     bound: int = 0
     starved: int = 0
     pressed: int = 0
     idle: int = 0
     dropped: int = 0
-    calm: int = 2
+    calm: int = CALM
 
 
 def observe(
@@ -38,11 +42,12 @@ def observe(
     """A trajectory finished. least, most: between which the watermark stays.
 
     Of a turnover, the first of these that holds decides:
-    - the engine was pressed for half of it: × 0.8
+    - the engine was pressed for half of it: × 0.8, and it does not come near again soon
     - something was dropped as stale: × 0.8
     - training starved, the watermark was what bounded it, and it has not shrunk for two turnovers: × 1.25
     - training never starved, and a whole batch too many was ready all the time: × 0.95
-    What raises it and what lowers it can't hold both, and after it shrank it waits, so that it does not swing.
+    What raises it and what lowers it can't hold both, after it shrank it waits, and it remembers what was too much: so
+    it does not swing.
     """
     pace.finished += 1
     pace.bound += bound
@@ -51,15 +56,18 @@ def observe(
     pace.idle += idle
     if pace.finished < pace.watermark:
         return
-    factor = 1.0
-    if 2 * pace.pressed >= pace.finished or pace.dropped:
-        factor = SHRINK
-    elif pace.starved and 2 * pace.bound >= pace.finished and not pace.pressed and pace.calm >= 2:
-        factor = GROW
+    wanted = pace.watermark
+    pace.ceiling *= RAISE
+    pace.calm += 1
+    if 2 * pace.pressed >= pace.finished:
+        pace.ceiling = CEILING * pace.watermark
+        wanted, pace.calm = SHRINK * pace.watermark, 0
+    elif pace.dropped:
+        wanted, pace.calm = SHRINK * pace.watermark, 0
+    elif pace.starved and 2 * pace.bound >= pace.finished and not pace.pressed and pace.calm > CALM:
+        grown = float(math.ceil(GROW * pace.watermark))
+        wanted = max(pace.watermark, min(grown, pace.ceiling or grown))
     elif not pace.starved and pace.idle == pace.finished:
-        factor = EASE
-    pace.calm = 0 if factor == SHRINK else pace.calm + 1
-    wanted = pace.watermark * factor
-    rounded = math.ceil(wanted) if factor > 1 else wanted
-    pace.watermark = float(min(most, max(least, rounded)))
+        wanted = EASE * pace.watermark
+    pace.watermark = float(min(most, max(least, wanted)))
     pace.finished = pace.bound = pace.starved = pace.pressed = pace.idle = pace.dropped = 0

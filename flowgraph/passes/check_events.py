@@ -41,8 +41,10 @@ def _early(graph: Graph, node: Node) -> Iterator[Diagnostic]:
     """What a fold reads of a row is there when it is told of the row. A queue gets a row when every hop is done."""
     for binding in (b for b in node.bindings if b.is_column):
         writer = graph.nodes[binding.producer]
+        first = next((p.name for p in node.spec.inputs if p.kind == "rows"), "")
         for event in _events(node, writer.kind) if writer.kind else ():
-            if _is_behind(graph, event.via, writer.name):
+            # Of rows that come by another port it reads no columns.
+            if event.port.name != first or _is_behind(graph, event.via, writer.name):
                 continue
             name = binding.port.name
             message = f"{node.name} is told of a {writer.kind} by {event.via}, before {writer.name} gives it its {name}"

@@ -32,7 +32,7 @@ class Flow(ABC):
     ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
     triggered: output → those of the hops that fire on its values, and on each how-manieth
     firing: hop → its firings under way; held: published values that somebody works on
-    at_work: hop on trajectories that uses an engine → those that it works on, in the order in which it began
+    at_work: hop on trajectories that uses an engine → those that it works on
     hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
@@ -217,7 +217,7 @@ class Flow(ABC):
         hop = fold.hop
         columns: Mapping[str, Any] = {}
         if hop.reads:  # before the row is taken, and what lives no longer is freed
-            shown = self.folds.shown(fold, value)
+            shown = self.folds.shown(fold, port, value)
             columns = self.columns(
                 fold, [r for r in shown if not r.failed and r.key in self.table.live[r.kind]]
             )
@@ -331,14 +331,13 @@ class Flow(ABC):
         """Of the trajectories at an engine, let the n youngest wait, and those that waited longest go on."""
         self.hold = n
         for name, working in self.at_work.items():
-            for key in reversed(working) if len(self.parked) + len(self.stopping) < n else ():
-                if key not in self.stopping:
-                    self.stopping.add(key)
-                    self.interrupt(self.plan.hops[name], working[key])
-                if len(self.parked) + len(self.stopping) >= n:
-                    break
-        while self.parked and len(self.parked) + len(self.stopping) > n:
-            hop, record = self.parked.pop(min(self.parked))
+            more = n - len(self.parked) - len(self.stopping)
+            for key in sorted(working.keys() - self.stopping, reverse=True)[: max(0, more)]:
+                self.stopping.add(key)
+                self.interrupt(self.plan.hops[name], working[key])
+        fewer = len(self.parked) + len(self.stopping) - n
+        for key in sorted(sorted(self.parked)[: max(0, fewer)], reverse=True):
+            hop, record = self.parked.pop(key)
             self.ready[hop.name].appendleft(record)
 
     def park(self, record: Record, hop: Hop) -> None:

@@ -30,7 +30,7 @@ class Fold(msgspec.Struct, eq=False):
     credit: the parameter that says how many steps it may make, if it has one
     heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
     before there is one
-    shows: outputs whose rows it is shown; rows: of which kind it may read the columns
+    first: the port of rows whose columns it may read; shows: the output whose rows are shown there
     names, kinds: of its outputs
     read: key of a row that it is shown → its columns by port
     """
@@ -46,7 +46,7 @@ class Fold(msgspec.Struct, eq=False):
     heard: dict[str, None]
     levels: tuple[tuple[str, tuple[str, str], Any], ...]
     shows: tuple[tuple[str, str], ...]
-    rows: str
+    first: str
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     events: deque[tuple[str, Any]]
@@ -111,12 +111,12 @@ class Folds:
                 return fold, "", None
         return None
 
-    def shown(self, fold: Fold, value: Any) -> list[Row]:
-        """The rows whose columns a fold may read: those that its first port of rows is of, shown or just come."""
-        rows = [value] if isinstance(value, Row) else []
+    def shown(self, fold: Fold, port: str, value: Any) -> list[Row]:
+        """The rows whose columns a fold may read: those that its first port of rows shows, or that just came there."""
+        rows = [value] if port == fold.first else []
         for output in fold.shows:
             rows += self.latest.get(output, ())
-        return [row for row in rows if row.kind == fold.rows]
+        return rows
 
     def fire(
         self, fold: Fold, port: str, value: Any, columns: Mapping[str, Any], credit: int
@@ -228,8 +228,8 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         credit=credit,
         heard=dict.fromkeys(w.port for w in hop.watches if w.mode != "latest"),
         levels=tuple((w.port, (w.producer, w.output), () if w.rows else 0) for w in levels),
-        shows=tuple((w.producer, w.output) for w in rows if w.mode == "latest"),
-        rows=rows[0].rows or "" if rows else "",
+        shows=tuple((w.producer, w.output) for w in rows[:1] if w.mode == "latest"),
+        first=rows[0].port if rows else "",
         names=tuple(hop.outputs),
         kinds=tuple(hop.outputs.values()),
         events=deque(),

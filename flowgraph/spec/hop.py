@@ -131,8 +131,8 @@ def fold(
 
     It fires when any input changes, or credit comes. At most one queue or event port holds a row, the others are None,
     so each is annotated `Row | None`; latest ports always hold their newest value, and a column is a mapping from the
-    key of a row that it is shown to the value. A change of rate is a `source`, an `expand` or a `collect`.
-    `room(state)` says how many more queued rows it takes now (default: always one more).
+    key of a row that its first port of rows shows, or that comes there, to the value. A change of rate is a `source`,
+    an `expand` or a `collect`. `room(state)` says how many more queued rows it takes now (default: one more).
 
     Of a fold that makes trajectories, `flight()` says how many it lets be in flight at once, and `admits()` how many
     may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can

@@ -13,7 +13,23 @@ import msgspec
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, UInt64
 
-from flowgraph import Array, Dim, Dropped, Event, Json, Latest, Row, Rows, Scalars, Seam, Text, fold, hop
+from flowgraph import (
+    Array,
+    Credit,
+    Dim,
+    Dropped,
+    Event,
+    Json,
+    Latest,
+    Rejected,
+    Row,
+    Rows,
+    Scalars,
+    Seam,
+    Text,
+    fold,
+    hop,
+)
 from hops.batch import Step, oldest_first
 from hops.candidates import Candidates
 from tests.runtime.toy import Sampled, Scored, sample
@@ -237,3 +253,47 @@ def count_even(uid: Int64[Array, "leaf"]) -> Summed:
 def is_odd(completion: str, ground_truth: Any) -> float:
     """A score that texts made up at random get about as often as not."""
     return float(len(completion) % 2)
+
+
+@hop(owner="rollout", lifetime="consumed")
+async def refuses(prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], *, of: int = 1) -> Sampled:
+    """`sample`, but of every third prompt each `of`-th key comes to nothing."""
+    if prompt[0] % 3 == 0 and int(key) % of == 0:
+        raise Rejected("refused")
+    sampled: Sampled = await sample(prompt, key)
+    return sampled
+
+
+@hop(owner="trainer")
+def refuses_a_step(tokens: Int32[Array, "token"]) -> None:
+    raise Rejected("refused")
+
+
+class Greedy(NamedTuple):
+    leaves: Annotated[list[Step], Rows("step")]
+    dropped: Annotated[list[Dropped], Event()]
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def takes_what_came_to_nothing(
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
+    *,
+    credit: Annotated[int, Credit()],
+) -> Greedy:
+    if ready is None or not ready.failed or not credit:
+        return Greedy([], [])
+    return Greedy([Step((ready,), np.array(0, np.int64), np.zeros(1, np.int32))], [])
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def has_no_credit(
+    state: Candidates,
+    ready: Annotated[Row | None, Rows("trajectory")],
+    *,
+    credit: Annotated[int, Credit()],
+) -> Greedy:
+    """A step of each trajectory, whatever training has room for."""
+    if ready is None:
+        return Greedy([], [])
+    return Greedy([Step((ready,), np.array(0, np.int64), np.zeros(1, np.int32))], [])

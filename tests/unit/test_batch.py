@@ -168,13 +168,13 @@ def test_one_that_came_to_nothing_takes_its_group_with_it_also_those_that_come_l
     made = Made(samples=3).all([row(0, uid=0), row(1, uid=0, failed="time limit")])
     assert made.dropped == [(1, "time limit"), (0, SIBLING)]
     assert made(row(2, uid=0)).dropped[2:] == [(2, SIBLING)]
-    assert (made.state.dead, made.state.units, made.state.open) == ({}, {}, {})
+    assert (made.state.dead, made.state.units, made.state.alive) == ({}, {}, {})
 
 
 def test_one_that_came_to_nothing_first_takes_its_group_with_it_too() -> None:
     made = Made(samples=3).all([row(0, uid=0, failed="a"), row(1, uid=0), row(2, uid=0, failed="b")])
     assert made.dropped == [(0, "a"), (1, SIBLING), (2, "b")]
-    assert (made.state.dead, made.state.units, made.state.open) == ({}, {}, {})
+    assert (made.state.dead, made.state.units, made.state.alive) == ({}, {}, {})
 
 
 def test_partial_groups_are_taken_one_trajectory_at_a_time() -> None:

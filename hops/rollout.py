@@ -163,7 +163,7 @@ def _validate_episode(
     max_turns: int = 8,
     temperature: float = 1.0,
     stop: list[str] | None = None,
-    time_limit: float = 600.0,
+    time_limit: float = 300.0,
 ) -> None:
     check_environment(environment)
     validate(temperature=temperature, stop=stop, time_limit=time_limit)
@@ -186,7 +186,7 @@ async def episode(
     max_turns: int = 8,
     temperature: float = 1.0,
     stop: list[str] | None = None,
-    time_limit: float = 600.0,
+    time_limit: float = 300.0,
 ) -> Episode:
     """Let an environment play one episode; see `hops.environments.protocol`.
 
@@ -195,7 +195,7 @@ async def episode(
     `dims.prompt` and `dims.response` together, observations included; `dims.leaf` bounds the leaves.
 
     environment: `async (example, generate) → reward`
-    max_turns: calls of the model; time_limit: seconds of the whole episode
+    max_turns: calls of the model; time_limit: seconds of the whole episode, less than `run.deadline`
     metrics: `turns`, `leaves`, `forks`, `length` (tokens sampled), `truncated` (1 when a bound ended a turn or kept one
     from being asked), those of `complete`, `reward` where there is one, and the environment's own.
     Raises Rejected for an environment that raises ("environment error") or is late ("time limit"); ValueError for an

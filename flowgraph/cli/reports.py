@@ -67,6 +67,7 @@ def check(
 
         lag = staleness(graph_of(loaded))
         proved = f"; lag at most {lag.bound}" if lag is not None else ""
+        proved += f" ({lag.parts})" if lag is not None and lag.bound else ""
         priced = f"; priced only: {', '.join(names)}" if (names := priced_only(graph_of(loaded))) else ""
         click.echo(f"{graph}: {len(graph_of(loaded).nodes)} hops, {seams} seams, no findings{proved}{priced}")
 

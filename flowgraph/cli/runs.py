@@ -51,6 +51,9 @@ def run(
     except KeyboardInterrupt:
         click.echo("interrupted; the workers are gone and the metrics are written", err=True)
         raise SystemExit(INTERRUPTED) from None
+    from flowgraph.runtime.view import shown_idle, shown_lags
+
+    click.echo("; ".join(text for text in (shown_idle(done.idle), shown_lags(done.lags)) if text))
     click.echo(f"{counted(done.steps, 'step')} in {done.seconds:.0f} s; everything is in {done.directory}")
 
 

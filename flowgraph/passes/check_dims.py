@@ -50,8 +50,9 @@ def _of_model(graph: Graph) -> str:
 
 
 def _dims_of(node: Node) -> Iterator[tuple[str, str]]:
-    """(dim, port or parameter that needs it)."""
-    for port in (*node.spec.columns, *node.spec.inputs):
+    """(dim, port or parameter that needs it). An optional input that nothing is wired to needs none."""
+    given = [p for p in node.spec.inputs if not p.optional or node.binding(p.name) is not None]
+    for port in (*node.spec.columns, *given):
         for dim in port.shape:
             yield from ((name, port.name) for name in sorted(dim.names))
         for fact in port.facts:

@@ -52,6 +52,24 @@ class Staleness(msgspec.Struct, frozen=True):
     def bound(self) -> int:
         return min(bound for bound in (self.formula, self.gate) if bound is not None)
 
+    @property
+    def parts(self) -> str:
+        """What the bound is made of: what each queue adds, and what the dispatcher admits whatever they hold."""
+        out = []
+        if self.formula is not None:
+            assert self.n is not None
+            flight = -(-self.n // self.b) - 1
+            named = (
+                (flight, "in flight and ready"),
+                (self.q, "queued"),
+                (self.o, "in training"),
+                (self.sync, "unsynced"),
+            )
+            out.append(" + ".join(f"{n} {what}" for n, what in named if n) or "nothing waits")
+        if self.gate is not None:
+            out.append(f"dispatch admits {self.gate}")
+        return "; ".join(out)
+
 
 def staleness(graph: Graph) -> Staleness | None:
     """The largest bound of all collecting hops; None without a back edge, or when nothing bounds what is in flight."""

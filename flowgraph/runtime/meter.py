@@ -1,51 +1,82 @@
-"""What a run measures of itself: payload bytes by port, seconds by owner, and one record a step."""
+"""What a run measures of itself: payload bytes by port, idle shares, lags, depths, and one record a step."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowgraph.plan.measured import Measured
-from flowgraph.plan.plan import Hop
-from flowgraph.runtime.ledger import Counts
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.depths import Depths, Span
+from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.messages import Block
 from flowgraph.runtime.rows import Record
+from flowgraph.runtime.shares import Shares
 
 
 class Meter:
     """Totals since the start. Bytes are counted where they are read and written, by whoever did it.
 
     sizes: reader → writer → sizes of a block → how many such blocks it read
+    lags: lag → trajectories trained on
     """
 
-    def __init__(self, owners: Sequence[str]) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.publisher = next((hop for hop in plan.hops.values() if hop.initial), None)
+        takes = self.publisher.takes if self.publisher else frozenset()
+        self.trainers = {name for name in takes if plan.hops[name].kind != "fold"}
         self.read: dict[str, int] = {}
         self.wrote: dict[str, int] = {}
         self.driver_bytes = 0
         self.sizes: dict[str, dict[str, dict[tuple[int, ...], int]]] = {}
-        self.busy = dict.fromkeys(owners, 0.0)
-        self._at_work: dict[str, tuple[int, float]] = dict.fromkeys(owners, (0, 0.0))
+        self.lags: Counter[int] = Counter()
         self.start()
 
     def start(self) -> None:
         """The clock of the first step begins now."""
         self.began = self.step_began = time.monotonic()
+        self.shares = Shares(self.plan, self.began)
+        self.of_run, self.of_step = Span(self.began, Depths()), Span(self.began, Depths())
 
     @property
     def seconds(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
-    def begins(self, owner: str) -> None:
-        """A firing is sent to an owner. It is busy while it has at least one, however many."""
-        n, since = self._at_work[owner]
-        self._at_work[owner] = (n + 1, since if n else time.monotonic())
+    def look(self, flow: Flow) -> None:
+        """The driver has done all that it can, and waits: who is busy, and how deep are the queues?"""
+        now, depths = time.monotonic(), self.depths(flow)
+        waiting = {name for queues in (flow.ready, flow.triggers) for name, queue in queues.items() if queue}
+        self.shares.look(now, waiting | flow.folds.waiting().keys(), flow.denied())
+        self.of_run.set(now, depths)
+        self.of_step.set(now, depths)
 
-    def ends(self, owner: str) -> None:
-        n, since = self._at_work[owner]
-        self._at_work[owner] = (n - 1, since)
-        if n == 1:
-            self.busy[owner] += time.monotonic() - since
+    def wake(self) -> None:
+        """Messages have come."""
+        self.shares.wake(time.monotonic())
+
+    def depths(self, flow: Flow) -> Depths:
+        counts = flow.ledger.counts
+        training = sum(bool(flow.firing[self._head(name)]) for name in self.trainers)
+        return Depths(counts.in_flight, counts.ready, max(0, self._untrained(flow) - training))
+
+    def _head(self, hop: str) -> str:
+        """The hop that fires for it."""
+        return (self.plan.hops[hop].group or (hop,))[0]
+
+    def _untrained(self, flow: Flow) -> int:
+        """Batches that were made, and of which there are no weights yet."""
+        steps = flow.table.live["step"].values()
+        return sum(not self.trainers.isdisjoint(step.left) for step in steps)
+
+    def _weights_lag(self, flow: Flow) -> int:
+        """Batches trained whose weights the engine does not serve yet: made − untrained − version."""
+        if self.publisher is None:
+            return 0
+        version = flow.folds.latest[self.publisher.name, next(iter(self.publisher.initial))]
+        return int(flow.table.next_key.get("step", 0) - self._untrained(flow) - version)
 
     def count(
         self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], homes: Mapping[str, int]
@@ -75,28 +106,56 @@ class Meter:
         }
         return Measured(steps, self.read, self.wrote, control_bytes, self.driver_bytes, lengths)
 
-    def step(self, record: Record, members: Sequence[Record], counts: Counts) -> dict[str, Any]:
-        """The record of a step that is over: its size, speed and lag, the ledger, and every hop's scalars.
+    def step(self, record: Record, members: Sequence[Record], flow: Flow) -> dict[str, Any]:
+        """The record of a step that is over: its size, speed and lags, the ledger, every hop's scalars, and what folds
+        say of themselves now, such as dispatch.watermark.
 
         Scalars of a trajectory's hops are averaged over the trajectories that have them.
         """
         now = time.monotonic()
         tokens = sum(one.row.dims.get("token", 0) for one in members)
-        lags = [record.row.key - one.row.tag for one in members]
+        lags = Counter(record.row.key - one.row.tag for one in members)
         took, self.step_began = now - self.step_began, now
+        depths, of_step = self.depths(flow), self.of_step.told(now)
+        self.of_step = Span(now, depths)
+        self.lags.update(lags)
         return {
             "step": record.row.key + 1,
             "seconds": self.seconds,
             "step_seconds": round(took, 3),
             "tokens": tokens,
             "tokens_per_second": round(tokens / max(1e-9, took), 1),
-            "lag_mean": sum(lags) / max(1, len(lags)),
+            "lag_mean": sum(lag * n for lag, n in lags.items()) / max(1, len(members)),
             "lag_max": max(lags, default=0),
-            "in_flight": counts.in_flight,
-            "ready": counts.ready,
-            "dropped": sum(counts.dropped.values()),
+            "lags": dict(sorted(lags.items())),
+            "weights_lag": self._weights_lag(flow),
+            **depths._asdict(),
+            "depths": of_step,
+            "dropped": dict(flow.ledger.counts.dropped),
+            "shares": self.shares.step(now),
             **_mean([one.scalars for one in members]),
             **record.scalars,
+            **self._levels(flow),
+        }
+
+    def _levels(self, flow: Flow) -> dict[str, int]:
+        """The numbers that folds show."""
+        shown = flow.folds.latest.items()
+        return {
+            f"{producer}.{output}": value
+            for (producer, output), value in shown
+            if self.plan.hops[producer].kind == "fold" and isinstance(value, int)
+        }
+
+    def run(self) -> dict[str, Any]:
+        """The same of the whole run."""
+        now = time.monotonic()
+        busy = self.shares.busy_seconds(now)
+        return {
+            "busy_seconds": {owner: round(seconds, 3) for owner, seconds in busy.items()},
+            "shares": self.shares.run(now),
+            "lags": dict(sorted(self.lags.items())),
+            "depths": self.of_run.told(now),
         }
 
 

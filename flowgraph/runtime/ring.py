@@ -51,7 +51,7 @@ class Ring(Flow):
         self.executor, self.observer = executor, observer
         self.inbox: deque[tuple[str, FromWorker]] = deque()
         self.local = Worker(plan, "driver", models, map_all(fds), lambda m: self.inbox.append(("driver", m)))
-        self.meter = Meter(list(plan.owners))
+        self.meter = Meter(plan)
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
 
@@ -90,7 +90,9 @@ class Ring(Flow):
             if self.finished() or exhausted:
                 break
             if not self.inbox:
+                self.meter.look(self)
                 self.inbox.extend(self._wait())
+                self.meter.wake()
             while self.inbox:
                 self._take(self.inbox.popleft()[1])
         self.end()
@@ -116,7 +118,7 @@ class Ring(Flow):
         return self.plan.run.deadline * max(1, len(self.plan.hops[firing.hop].group))
 
     def closed(self, record: Record, members: Sequence[Record]) -> None:
-        self.observer.step(self.meter.step(record, members, self.ledger.counts))
+        self.observer.step(self.meter.step(record, members, self))
 
     # --- payload of folds -------------------------------------------------------------------------------------
 
@@ -192,7 +194,7 @@ class Ring(Flow):
         began = time.monotonic()
         self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, began, watched, fire.blocks)
         self.next_id += 1
-        self.meter.begins(hop.owner)
+        self.meter.shares.begins(hop)
         if hop.owner == "driver":
             self.local.handle(fire)
         else:
@@ -206,7 +208,7 @@ class Ring(Flow):
             return
         firing = self.in_flight.pop(message.id)
         hop = self.plan.hops[firing.hop]
-        self.meter.ends(hop.owner)
+        self.meter.shares.ends(hop)
         self.done(hop, firing.record, firing.watched)
         if isinstance(message, Gone):
             assert firing.record is not None, "only a firing on a trajectory is given up"
@@ -227,6 +229,8 @@ class Ring(Flow):
             self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
+        for output, value in part.values.items():  # a step is over only with its version
+            self.publish(hop.name, output, value)
         if firing.record is not None:
             firing.record.scalars.update(scalars)
             offset = firing.leases.get(hop.name, -1)
@@ -235,8 +239,6 @@ class Ring(Flow):
             self.give(firing.record, hop.name, offset, part.sizes)
         else:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
-        for output, value in part.values.items():
-            self.publish(hop.name, output, value)
 
     def _relay(self, hop: Hop, offset: int, part: Part) -> int:
         """Without `defer`, payload passes through the driver's memory. Returns where the block lies there."""

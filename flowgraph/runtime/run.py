@@ -25,6 +25,7 @@ from flowgraph.runtime.firing import error_of
 from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.rundir import RunDir
+from flowgraph.runtime.shares import idle
 from flowgraph.runtime.view import View, make_view
 from flowgraph.spec.units import counted
 
@@ -33,11 +34,16 @@ EXECUTORS: tuple[str, ...] = typing.get_args(ExecutorName)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Where a run's files are, and how many steps it made."""
+    """Where a run's files are, and how many steps it made.
+
+    idle: owner → share of the time without work that it might do; lags: lag → trajectories trained on
+    """
 
     directory: str
     steps: int
     seconds: float
+    idle: dict[str, float] = {}
+    lags: dict[int, int] = {}
 
 
 class _Observer:
@@ -119,9 +125,10 @@ def run_graph(
             view.close()
             seconds = time.monotonic() - began
             run_dir.seams(ring.meter.measured(ring.steps_done, workers.control_bytes))
-            run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, ring.meter.busy, error)
+            measured = ring.meter.run()
+            run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, measured, error)
             run_dir.close()
-    return Outcome(str(run_dir.path), ring.steps_done, seconds)
+    return Outcome(str(run_dir.path), ring.steps_done, seconds, idle(measured["shares"]), measured["lags"])
 
 
 def _save(plan: Plan, workers: Executor, directory: str) -> None:

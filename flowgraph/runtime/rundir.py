@@ -4,7 +4,7 @@ graph.yaml    the resolved graph, overrides applied, with source and sha256 of e
 plan.json     the plan
 metrics.jsonl one line a step (and one an evaluation), flushed as it is written
 seams.json    measured bytes of every seam
-summary.json  how it ended, and the ledger
+summary.json  how it ended, the ledger, and idle shares, lags and depths of the run
 ring.svg      the diagram;  logs/ what the workers printed;  model/ the trained model
 """
 
@@ -69,7 +69,13 @@ class RunDir:
         self._write("seams.json", msgspec.json.format(msgspec.json.encode(measured), indent=1).decode())
 
     def summary(
-        self, status: str, steps: int, seconds: float, ledger: Counts, busy: dict[str, float], error: str = ""
+        self,
+        status: str,
+        steps: int,
+        seconds: float,
+        ledger: Counts,
+        measured: dict[str, Any],
+        error: str = "",
     ) -> None:
         import msgspec
 
@@ -78,7 +84,7 @@ class RunDir:
             "steps": steps,
             "seconds": round(seconds, 3),
             "ledger": msgspec.to_builtins(ledger),
-            "busy_seconds": {owner: round(value, 3) for owner, value in busy.items()},
+            **measured,
             "error": error,
         }
         self._write("summary.json", json.dumps(record, indent=1))

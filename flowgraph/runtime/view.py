@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from flowgraph.plan.plan import Plan
+from flowgraph.runtime.shares import idle
 
-ALWAYS = ("tokens_per_second", "lag_mean", "ready")
-LABELS = {"tokens_per_second": "tok/s", "lag_mean": "lag", "ready": "queue", "step_seconds": "s/step"}
+LABELS = {"tokens_per_second": "tok/s", "lag_mean": "lag", "ready": "ready", "queued": "queue"}
 
 
 class View(Protocol):
@@ -34,13 +35,25 @@ def shown(plan: Plan, record: dict[str, Any]) -> dict[str, str]:
     """Label → text of what a step shows: the graph's `run.show`, else the first three named scalars."""
     names = plan.run.show or [k for k in record if "." in k][:3]
     out = {name.partition(".")[2] or name: _number(record[name]) for name in names if name in record}
-    return out | {LABELS[name]: _number(record[name]) for name in ALWAYS if name in record}
+    return out | {label: _number(record[name]) for name, label in LABELS.items() if name in record}
 
 
 def shown_event(plan: Plan, record: dict[str, Any]) -> dict[str, str]:
     """Name → text of what an event shows: those of the graph's `run.show` that it has, else all."""
     names = [name for name in plan.run.show if name in record] or [name for name in record if "." in name]
     return {name: _number(record[name]) for name in names}
+
+
+def shown_idle(idle: Mapping[str, float]) -> str:
+    """`rollout idle 12 %, trainer idle 43 %`"""
+    return ", ".join(f"{owner} idle {share:.0%}".replace("%", " %") for owner, share in idle.items())
+
+
+def shown_lags(lags: Mapping[int, int]) -> str:
+    """`lag 0: 40 %, 1: 60 %`, by trajectories."""
+    total = sum(lags.values())
+    shares = ", ".join(f"{lag}: {n / total:.0%}".replace("%", " %") for lag, n in lags.items())
+    return f"lag {shares}" if shares else ""
 
 
 def _number(value: float) -> str:
@@ -73,7 +86,7 @@ class PlainView:
 
 
 class LiveView:
-    """The last steps as a table, a progress bar with the time left, and a sparkline of the first shown value."""
+    """The last steps as a table, a sparkline of the first shown value, idle shares, and a bar with the time left."""
 
     def __init__(self, plan: Plan) -> None:
         from rich.console import Console
@@ -134,7 +147,10 @@ class LiveView:
             table.add_row(
                 str(record["step"]), *(values.get(n, "") for n in last), f"{record['step_seconds']:.1f}"
             )
-        return Group(table, Text(sparkline(self.curve[-60:]), style="green"), self.progress)
+        shares = self.rows[-1].get("shares") if self.rows else None
+        curve = Text(sparkline(self.curve[-60:]), style="green")
+        below = [Text(shown_idle(idle(shares)), style="dim")] if shares else []
+        return Group(table, curve, *below, self.progress)
 
 
 def sparkline(values: list[float]) -> str:

@@ -45,9 +45,12 @@ def steps(directory: str) -> list[dict[str, Any]]:
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
-    timed = ("tokens_per_second", "in_flight", "ready")
-    other = ("seconds",), (".engine_running", ".engine_waiting", ".engine_kv_used")
-    return {k: v for k, v in record.items() if k not in timed and not k.endswith(other[0] + other[1])}
+    timed = ("tokens_per_second", "in_flight", "ready", "queued", "depths", "shares")
+    ends = ("seconds", ".engine_running", ".engine_waiting", ".engine_kv_used")
+    folds = ("dispatch.", "buffer.", "batch.")  # what they show at the moment
+    return {
+        k: v for k, v in record.items() if k not in timed and not k.endswith(ends) and not k.startswith(folds)
+    }
 
 
 def summary(directory: str) -> dict[str, Any]:

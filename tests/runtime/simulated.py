@@ -99,7 +99,7 @@ class Simulated:
 
     async def _handle(self, worker: Worker, message: Fire) -> None:
         worker.handle(message)
-        await asyncio.gather(*worker.tasks)
+        await asyncio.gather(*worker.tasks.values())
 
     def stop(self, grace: float) -> None:
         self.loop.close()

@@ -26,9 +26,9 @@ def of(*overrides: str) -> Staleness:
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_the_gate_of_dispatch_proves_any_max_lag_with_the_capacities_that_are_derived(lag: int) -> None:
     found = of(f"hops.dispatch.in.version.max_lag={lag}")
-    assert (found.n, found.b, found.q, found.o) == ((lag + 1) * 6, 6, lag, int(lag > 0))
+    assert (found.n, found.b, found.q, found.o) == ((lag + 1) * 6, 6, min(1, lag), int(lag > 0))
     assert found.admitted == (lag + 1) * 6
-    assert found.formula == 2 * lag + found.o
+    assert found.formula == lag + found.q + found.o
     assert found.bound == lag
 
 
@@ -51,12 +51,12 @@ def test_the_queue_is_derived_from_what_max_lag_leaves(tmp_path: Path) -> None:
     hops = RING.replace(f"{SMALL}.split_by_version, in: {{", f"{wrong}.split_while_free, in: {{free: pool, ")
     hops = hops.replace("small.batch, in: {trajectory: split}", "small.batch_of_waiting, in: {waiting: pool}")
     hops += f"  pool: {{use: {wrong}.pool, in: {{trajectory: split}}, with: {{places: 8}}}}\n"
-    for lag, depth in ((1, 0), (2, 1), (4, 3)):
+    for lag, depth, bound in ((1, 0, 1), (2, 1, 2), (4, 1, 2)):
         graph = good(tmp_path, hops.replace("max_lag: 1", f"max_lag: {lag}"))
         assert queue_depth(graph, graph.nodes["batch"]) == depth
         found = staleness(graph)
         assert found is not None
-        assert found.bound == lag
+        assert found.bound == bound
     assert codes(tmp_path, hops.replace("max_lag: 1", "max_lag: 0")) == []
 
 
@@ -76,3 +76,11 @@ def test_rates_are_intervals_where_data_decides() -> None:
     more = rates(loaded.graph)
     assert more["reward"] == Rate("leaf", 6, 12)
     assert more["train"] == more["sync"] == Rate("step", 0.5, 0.5)
+
+
+def test_a_bound_says_what_it_is_made_of() -> None:
+    assert Staleness("batch", 24, 8, 1, 1, 1, 24).parts == (
+        "2 in flight and ready + 1 queued + 1 in training + 1 unsynced; dispatch admits 2"
+    )
+    assert Staleness("batch", 8, 8, 0, 0).parts == "nothing waits"
+    assert Staleness("batch", None, 8, 0, 1, 0, 16).parts == "dispatch admits 1"

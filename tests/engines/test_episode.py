@@ -367,7 +367,7 @@ def test_r4_a_response_that_ends_with_eos_exactly_at_the_bound_is_not_truncated(
 
     ids = asyncio.run(sample(tiny, 9)).tokens[3:].tolist()
     at = next(n for n in range(8, 0, -1) if ids[n] not in ids[:n])
-    ended = asyncio.run(sample(tiny_with_eos(ids[at]), at + 1))
-    cut = asyncio.run(sample(tiny_with_eos(ids[at]), at))
+    model = tiny_with_eos(ids[at])
+    ended, cut = (asyncio.run(sample(model, tokens)) for tokens in (at + 1, at))
     assert ended.tokens[3:].tolist() == ids[: at + 1]
     assert (ended.metrics["truncated"], cut.metrics["truncated"]) == (0, 1)

@@ -60,6 +60,7 @@ _LIBRARY = {
     "Measured": "flowgraph.plan.measured",
     "Outcome": "flowgraph.runtime.run",
     "Plan": "flowgraph.plan.plan",
+    "Simulated": "flowgraph.simulator.outcome",
     "audit": "flowgraph.api",
     "compile": "flowgraph.api",
     "diff": "flowgraph.api",
@@ -67,10 +68,11 @@ _LIBRARY = {
     "explain": "flowgraph.api",
     "load": "flowgraph.api",
     "run": "flowgraph.api",
+    "simulate": "flowgraph.api",
 }
 
 if TYPE_CHECKING:
-    from flowgraph.api import audit, compile, diff, draw, explain, load, run
+    from flowgraph.api import audit, compile, diff, draw, explain, load, run, simulate
     from flowgraph.ir.graph import Graph
     from flowgraph.passes.pipeline import Loaded
     from flowgraph.plan.measured import Measured
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from flowgraph.report.draw import Diagram
     from flowgraph.report.explain import Explanation
     from flowgraph.runtime.run import Outcome
+    from flowgraph.simulator.outcome import Simulated
 else:
 
     def __getattr__(name: str) -> object:
@@ -139,6 +142,7 @@ __all__ = [
     "Short",
     "Side",
     "SideChannel",
+    "Simulated",
     "Synced",
     "Tensors",
     "Text",
@@ -157,4 +161,5 @@ __all__ = [
     "hop",
     "load",
     "run",
+    "simulate",
 ]

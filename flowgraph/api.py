@@ -46,6 +46,8 @@ from flowgraph.spec.revision import home
 
 if TYPE_CHECKING:
     from flowgraph.runtime.run import ExecutorName, Outcome
+    from flowgraph.simulator.outcome import Simulated
+    from flowgraph.simulator.sweep import Swept
 
 File = str | os.PathLike[str]
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -204,6 +206,48 @@ def run(
         whole, loaded.root.plain(), executor=executor, runs=os.fspath(runs), live=live, diagram=diagram,
         off=off, verify=verify,
     )  # fmt: skip
+
+
+def simulate(
+    graph: File | Loaded | Graph | Plan, *, steps: int = 200, overrides: Overrides = (), **settings: Any
+) -> Simulated:
+    """Drive a graph's dispatch, buffer and batch for so many steps of a virtual clock; nothing else of it runs.
+
+    settings: what is assumed of engines, trainer and lengths, as `flowgraph.simulator.settings.Settings` names it. The
+    same settings give the same result, bit by bit. Raises as `compile` does; ValueError for settings that don't fit the
+    graph; RunError when the folds admit no further step.
+
+        >>> done = flowgraph.simulate("graphs/quickstart.yaml", steps=50, lengths="exponential:4", train_seconds=2.0)
+        >>> done.trainer_idle, done.lag.mean
+    """
+    from flowgraph.simulator.run import simulate_plan
+    from flowgraph.simulator.settings import make
+
+    plan = graph if isinstance(graph, Plan) else compile_graph(_given(graph, overrides))
+    return simulate_plan(plan, steps, make(settings))
+
+
+def sweep(
+    path: File,
+    sweeps: Sequence[str],
+    *,
+    steps: int = 200,
+    overrides: Overrides = (),
+    model: File | None = None,
+    **settings: Any,
+) -> list[Swept]:
+    """Simulate a graph file with every combination of values; each comes with what was set, or why it is refused.
+
+    sweeps: `path=value,value,…`; path is that of an override, `hop.option`, or the name of a setting
+    Raises as `simulate` does, for the first combination that does.
+    """
+    from flowgraph.simulator import sweep as sweeping
+
+    def planned(more: list[str]) -> Plan:
+        return compile_graph(_whole(load(path, [*_assignments(overrides), *more], model=model)))
+
+    nodes = _whole(load(path, overrides, model=model)).nodes
+    return sweeping.sweep(planned, nodes, sweeps, steps, settings)
 
 
 # --- what is given, as what is needed ----------------------------------------------------------------------

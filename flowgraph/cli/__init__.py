@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from flowgraph.cli import doctor, imports, reports, runs
+from flowgraph.cli import doctor, imports, reports, runs, simulate
 from flowgraph.cli.shared import FINDINGS
 from flowgraph.errors import FlowgraphError
 
@@ -35,6 +35,6 @@ def main() -> None:
 
 for command in (
     reports.check, reports.explain, reports.draw, reports.audit, reports.diff, reports.schema,
-    runs.run, runs.pull, runs.init, imports.imports, doctor.doctor,
+    runs.run, runs.pull, runs.init, simulate.simulate, imports.imports, doctor.doctor,
 ):  # fmt: skip
     main.add_command(command)

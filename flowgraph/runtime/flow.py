@@ -231,26 +231,26 @@ class Flow(ABC):
             self.ledger.move(value.key, "ready", hop.name)
         credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
         outputs = self.folds.fire(fold, port, value, columns, credit)
-        made = 0
-        for name, kind, output in zip(fold.names, fold.kinds, outputs, strict=True):
+        made, latest = 0, self.folds.latest
+        for (kind, key), output in zip(fold.outputs, outputs, strict=True):
             if kind == "rows":
                 made = len(output)
                 if made > credit and hop.rows != "trajectory":
                     self._too_many(hop, made, credit)
                 for item in output:
                     self._emit(hop, item)
-            elif kind == "latest":
-                self.publish(hop.name, name, tuple(output))
             elif kind == "handed":
                 for row in output:
-                    self.folds.hand(hop.name, name, row)
+                    self.folds.hand(key, row)
+            elif kind == "latest":
+                self.publish(*key, tuple(output))
             elif isinstance(output, list):
                 for item in output:
-                    self._drop(hop.name, name, item)
-            else:
-                if kind == "held" and output != self.hold:
+                    self._drop(*key, item)
+            elif key not in latest or latest[key] != output:
+                if kind == "held":
                     self._hold(output)
-                self.publish(hop.name, name, output)
+                self.publish(*key, output)
         if made and hop.rows != "trajectory":
             fold.changed = True  # it may make another as soon as it has credit
         if not hop.watches:

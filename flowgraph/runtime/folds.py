@@ -31,7 +31,7 @@ class Fold(msgspec.Struct, eq=False):
     heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
     before there is one
     first: the port of rows whose columns it may read; shows: the output whose rows are shown there
-    names, kinds: of its outputs
+    names: of its outputs; outputs: what becomes of each, and its full name; lists: those that are lists of rows
     read: key of a row that it is shown → its columns by port
     """
 
@@ -48,7 +48,8 @@ class Fold(msgspec.Struct, eq=False):
     shows: tuple[tuple[str, str], ...]
     first: str
     names: tuple[str, ...]
-    kinds: tuple[str, ...]
+    outputs: tuple[tuple[str, tuple[str, str]], ...]
+    lists: tuple[int, ...]
     events: deque[tuple[str, Any]]
     changed: bool = True
     read: dict[int, dict[str, Any]] = {}
@@ -126,7 +127,7 @@ class Folds:
         Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
         """
         latest = self.latest
-        ports: dict[str, Any] = {**columns, **fold.heard}
+        ports: dict[str, Any] = {**columns, **fold.heard} if columns else fold.heard.copy()
         for name, output, empty in fold.levels:
             ports[name] = latest.get(output, empty)
         if port:
@@ -148,10 +149,10 @@ class Folds:
             raise HopError(text, f"see {fold.hop.place}") from error
         if getattr(result, "_fields", None) != fold.names:
             result = _in_order(fold, result)
-        for name, kind, given in zip(fold.names, fold.kinds, result, strict=True):
-            if kind in ("rows", "latest", "handed") and not isinstance(given, list | tuple):
-                _refuse(fold, f"gave {name} as {type(given).__name__}, and its port is rows")
         values: tuple[Any, ...] = result
+        for i in fold.lists:
+            if not isinstance(values[i], (list, tuple)):
+                _refuse(fold, f"gave {fold.names[i]} as {type(values[i]).__name__}, and its port is rows")
         return values
 
     def tell(self, hop: str, row: Row) -> None:
@@ -184,9 +185,9 @@ class Folds:
             fold.changed = True
         return True
 
-    def hand(self, producer: str, output: str, row: Row) -> None:
+    def hand(self, output: tuple[str, str], row: Row) -> None:
         """A fold hands a row on to those that follow it."""
-        for queue in self.handed.get((producer, output), ()):
+        for queue in self.handed.get(output, ()):
             queue.append(row)
 
     def waiting(self) -> dict[str, int]:
@@ -231,6 +232,7 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         shows=tuple((w.producer, w.output) for w in rows[:1] if w.mode == "latest"),
         first=rows[0].port if rows else "",
         names=tuple(hop.outputs),
-        kinds=tuple(hop.outputs.values()),
+        outputs=tuple((kind, (hop.name, name)) for name, kind in hop.outputs.items()),
+        lists=tuple(i for i, kind in enumerate(hop.outputs.values()) if kind in ("rows", "latest", "handed")),
         events=deque(),
     )

@@ -43,7 +43,7 @@ Short = NewType("Short", int)  # the number, from 1, of the batch for which rows
 Transport = Literal["fused", "in process", "shared memory", "through the driver", "control"]
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """What a fold sees of a row: its identity, lengths and tag, never its payload.
 
     key: unique among the rows of its kind, rising in order of creation

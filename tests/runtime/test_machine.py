@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.runtime.virtual import ENGINE, Virtual, plan_of
 
@@ -69,7 +77,7 @@ class Asynchronous(RuleBasedStateMachine):
         groups=st.integers(1, 3),
         samples=st.integers(1, 3),
         max_lag=st.integers(0, 3),
-        policy=st.sampled_from(["drop", "wait", "withhold", "equal"]),
+        policy=st.sampled_from(["drop", "wait", "wait", "withhold", "equal"]),
         whole=st.booleans(),
         slack=st.none() | st.integers(0, 9),
         queue=st.integers(0, 2),
@@ -82,7 +90,7 @@ class Asynchronous(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         # A group of one has equal scores always, and so have all when there is only one score.
         policy = "drop" if policy == "equal" and (samples == 1 or len(set(scores)) == 1) else policy
-        self.policy, self.max_lag, self.size = policy, max_lag, groups * samples
+        self.policy, self.max_lag, self.size, self.adapt = policy, max_lag, groups * samples, adapt
         options: dict[str, Any] = {
             "policy": policy,
             "whole": whole,
@@ -109,6 +117,14 @@ class Asynchronous(RuleBasedStateMachine):
         self.flow.ends("rollout", data.draw(st.sampled_from(self._rollouts())))
 
     @precondition(lambda self: self._rollouts())
+    @rule(left=st.integers(0, 2), youngest=st.booleans())
+    def all_but_a_few_finish(self, left: int, youngest: bool) -> None:
+        keys = sorted(self._rollouts(), reverse=youngest)
+        for key in keys[left:]:
+            if key in self._rollouts():
+                self.flow.ends("rollout", key)
+
+    @precondition(lambda self: self._rollouts())
     @rule(data=st.data(), reason=st.sampled_from(["time limit", "environment error"]))
     def come_to_nothing(self, data: st.DataObject, reason: str) -> None:
         self.flow.ends("rollout", data.draw(st.sampled_from(self._rollouts())), failed=reason)
@@ -124,6 +140,12 @@ class Asynchronous(RuleBasedStateMachine):
     def another_hop_is_done(self, data: st.DataObject) -> None:
         self.flow.ends(*data.draw(st.sampled_from(self._others())))
 
+    @precondition(lambda self: self._others())
+    @rule()
+    def training_catches_up(self) -> None:
+        while others := self._others():
+            self.flow.ends(*others[0])
+
     def _others(self) -> list[tuple[str, int]]:
         return [one for one in self.flow.working if one[0] != "rollout"]
 
@@ -134,6 +156,14 @@ class Asynchronous(RuleBasedStateMachine):
 
     @rule(backlog=st.integers(0, 3))
     def the_engine_says_what_waits(self, backlog: int) -> None:
+        self.flow.publish("rollout", "backlog", backlog)
+        self.flow.turn()
+
+    @precondition(lambda self: self.adapt)
+    @rule(to=st.integers(1, 9), backlog=st.integers(0, 1))
+    def the_watermark_moves(self, to: int, backlog: int) -> None:
+        pace = self.flow.state("dispatch").pace
+        pace.watermark = float(min(to, self.capacity))
         self.flow.publish("rollout", "backlog", backlog)
         self.flow.turn()
 
@@ -171,7 +201,9 @@ class Asynchronous(RuleBasedStateMachine):
         assert counts.in_flight + counts.ready <= self.capacity
         untrained = counts.in_flight + counts.ready + counts.consumed - flow.steps_done * self.size
         assert self.policy == "withhold" or untrained <= (self.max_lag + 1) * self.size
-        assert len(flow.parked) + len(flow.told_to_stop) <= max(flow.hold, len(flow.told_to_stop))
+        assert not flow.parked or len(flow.parked) + len(flow.told_to_stop) <= flow.hold
+        if not flow.told_to_stop and self.policy not in ("withhold", "equal"):  # else some are at the reward
+            assert len(flow.parked) == min(flow.hold, len(flow.parked) + len(flow.keys("rollout")))
 
     @invariant()
     def what_is_trained_is_trained_once_and_is_not_too_old(self) -> None:
@@ -219,11 +251,23 @@ class Asynchronous(RuleBasedStateMachine):
         assert counts.consumed == sum(map(len, flow.taught))
 
 
+def machine(examples: int) -> settings:
+    """Its failing runs are not shrunk: each is a run of a few dozen events, and shrinking takes minutes."""
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    checks = [HealthCheck.too_slow]
+    return settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        phases=phases,
+        deadline=None,
+        suppress_health_check=checks,
+    )
+
+
 TestAsynchronous = Asynchronous.TestCase
-TestAsynchronous.settings = settings(
-    max_examples=int(__import__("os").environ.get("N", "60")),
-    stateful_step_count=40,
-    phases=[Phase.generate, Phase.reuse],
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestAsynchronous.settings = machine(100)
+
+
+@pytest.mark.slow
+def test_thousands_of_orders() -> None:
+    run_state_machine_as_test(Asynchronous, settings=machine(2000))

@@ -1,0 +1,303 @@
+"""Engines under virtual time: slots, decode speed by batch size, a KV cache, a prefix cache, and a choice among them.
+
+Nothing is stepped token by token. All requests that an engine decodes gain tokens at one pace, so its service clock
+S(t), the tokens that each of them has gained since the start, says it all: one of L tokens that begins at S ends at
+S + L, whatever else comes and goes meanwhile. An engine's next event is the smallest such end, or the clock at which
+its KV cache is full; the earliest of all engines' next events is the fleet's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import msgspec
+
+ADMIT = (
+    0.9  # share of the KV cache up to which a request is admitted beside others: what runs goes on growing
+)
+SLACK = 4  # requests by which the engine that has a group's prompt may be busier than the least busy one
+KNOWN = 1 << 16  # groups whose engine is remembered
+
+
+class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One decode step of n requests with k tokens in the KV cache takes step + per_request·n + per_token·k seconds.
+
+    prefill: tokens a second of prompts, and of KV that is computed again; decoding stands still meanwhile
+    """
+
+    step: float = 0.012
+    per_request: float = 4e-5
+    per_token: float = 0.0
+    prefill: float = 20_000.0
+
+
+class Request:
+    """One trajectory in an engine. left, done: tokens that it has yet to decode, and has
+
+    ends: the service clock at its end; offset: done − the clock, while it is decoded; of: whatever it is for
+    """
+
+    __slots__ = ("done", "ends", "engine", "key", "left", "of", "offset", "prompt", "retractions", "uid")
+
+    def __init__(self, key: int, uid: int, prompt: int, tokens: int, of: Any = None) -> None:
+        self.key, self.uid, self.prompt, self.of = key, uid, prompt, of
+        self.left, self.done = tokens, 0
+        self.ends, self.offset = 0.0, 0.0
+        self.retractions = 0
+        self.engine: Engine
+
+
+class Engine:
+    """One engine. service: its clock, as it is at the time `at`; until then, if that is to come, it stands still.
+
+    running: requests being decoded, the youngest last; ends: of each, and of some that are gone
+    base: tokens in the KV cache are base + len(running)·service; members: group → how many of it are running
+    load, place: requests that it has, and where it stands among those that have as many
+    turn: how often its next event was set
+    """
+
+    __slots__ = (
+        "at", "base", "dirty", "ends", "index", "load", "members", "place", "running", "service", "turn", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, index: int) -> None:
+        self.index = self.place = index
+        self.service = self.at = self.base = 0.0
+        self.running: dict[int, Request] = {}
+        self.ends: list[tuple[float, int]] = []
+        self.waiting: deque[Request] = deque()
+        self.members: dict[int, int] = {}
+        self.load = self.turn = 0
+        self.dirty = False
+
+    @property
+    def kv(self) -> float:
+        return self.base + len(self.running) * self.service
+
+
+class Fleet:
+    """All engines. slots: requests that each decodes at once; kv: tokens that each has memory for.
+
+    running, waiting: requests of all engines; serving: engines that run any
+    retractions: requests that lost their KV for want of memory
+    prefilled: tokens, prompts that were cached left out
+    """
+
+    def __init__(self, engines: int, slots: int, speed: Speed, kv: float = math.inf) -> None:
+        self.slots, self.kv, self.speed = slots, kv, speed
+        self.all = [Engine(i) for i in range(engines)]
+        self.running = self.waiting = self.serving = 0
+        self.retractions = self.prefilled = 0
+        self._by_load: list[list[Engine]] = [list(self.all)]
+        self._least = 0
+        self._home: OrderedDict[int, Engine] = OrderedDict()
+        self._next: list[tuple[float, int, int]] = []
+        self._dirty: list[Engine] = []
+
+    # --- what the simulator asks ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Give a request to the least busy engine, or to the one that has its group's prompt, while not much busier."""
+        by_load, least = self._by_load, self._least
+        while not by_load[least]:
+            least += 1
+        self._least = least
+        home = self._home.get(request.uid)
+        if home is None or home.load > least + SLACK:
+            home = self._home[request.uid] = by_load[least][-1]
+            if len(self._home) > KNOWN:
+                self._home.popitem(last=False)
+        request.engine = home
+        self._shift(home, 1)
+        self._advance(home, now)
+        home.waiting.append(request)
+        self.waiting += 1
+        self._fill(home)
+
+    def next(self) -> float:
+        """When something happens next; infinity when nothing is under way."""
+        if self._dirty:
+            self._plan()
+        ahead, all = self._next, self.all
+        while ahead and ahead[0][2] != all[ahead[0][1]].turn:
+            heappop(ahead)
+        return ahead[0][0] if ahead else math.inf
+
+    def pop(self) -> Request | None:
+        """Let happen what happens next. The request that is over; None when one was retracted. Call after `next`."""
+        now, index, _ = heappop(self._next)
+        engine = self.all[index]
+        running, ends = engine.running, engine.ends
+        end, key = ends[0]
+        full = self._full(engine)
+        if full < end:
+            engine.service, engine.at = full, now
+            self._retract(engine)
+            self._fill(engine)
+            return None
+        heappop(ends)
+        engine.service, engine.at = end, now
+        request = running.pop(key)
+        request.done += request.left
+        request.left = 0
+        self._leave(engine, request)
+        self._shift(engine, -1)
+        self._fill(engine)
+        return request
+
+    def cancel(self, request: Request, now: float) -> None:
+        """Give a request up that is waiting or running; what it has decoded is lost."""
+        engine = request.engine
+        self._advance(engine, now)
+        if engine.running.get(request.key) is request:
+            del engine.running[request.key]
+            self._forget(engine, request)
+        else:
+            engine.waiting.remove(request)
+            self.waiting -= 1
+        self._shift(engine, -1)
+        self._fill(engine)
+
+    def pause(self, now: float, seconds: float, again: bool) -> None:
+        """Every engine stands still. again: and then computes the KV of what it has under way anew."""
+        for engine in self.all:
+            self._advance(engine, now)
+            engine.at = max(engine.at, now) + seconds
+            if again and engine.running:
+                self._prefill(engine, round(engine.kv))
+            self._touch(engine)
+
+    # --- one engine -------------------------------------------------------------------------------------------
+
+    def _advance(self, engine: Engine, now: float) -> None:
+        """Bring its clock to now."""
+        seconds = now - engine.at
+        if seconds <= 0:
+            return
+        engine.at = now
+        n = len(engine.running)
+        if n:
+            speed = self.speed
+            pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
+            # The inverse of `_seconds`, in the form that loses no digits.
+            engine.service += 2 * seconds / (pace + math.sqrt(pace**2 + 2 * speed.per_token * n * seconds))
+
+    def _seconds(self, engine: Engine, service: float) -> float:
+        """That its clock takes to reach `service`: a step costs what is in the cache halfway through it."""
+        speed, n, gain = self.speed, len(engine.running), service - engine.service
+        pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
+        return gain * (pace + speed.per_token * n * gain / 2)
+
+    def _full(self, engine: Engine) -> float:
+        """The clock after the last whole step that there is memory for. One request alone always has it."""
+        n = len(engine.running)
+        if n < 2 or self.kv == math.inf:
+            return math.inf
+        return engine.service + max(0, (self.kv - engine.kv) // n)
+
+    def _fill(self, engine: Engine) -> None:
+        """Begin what waits, in order, while there is a slot and memory; not before all that end with this step have."""
+        waiting, running, ends = engine.waiting, engine.running, engine.ends
+        over = bool(ends) and ends[0][0] <= engine.service
+        while waiting and len(running) < self.slots and not over:
+            request = waiting[0]
+            shared = engine.members.get(request.uid, 0)
+            context = request.done if shared else request.done + request.prompt
+            if running and not self._fits(engine, context):
+                break
+            waiting.popleft()
+            self.waiting -= 1
+            self.running += 1
+            if not running:
+                self.serving += 1
+            engine.members[request.uid] = shared + 1
+            running[request.key] = request
+            request.offset = request.done - engine.service
+            request.ends = engine.service + request.left
+            engine.base += context - engine.service
+            heappush(ends, (request.ends, request.key))
+            if context:
+                self._prefill(engine, context)
+        self._touch(engine)
+
+    def _fits(self, engine: Engine, context: int) -> bool:
+        """Whether there is memory for it beside the others, and for one step of them all."""
+        used = engine.kv + context
+        return used <= ADMIT * self.kv and used + len(engine.running) + 1 <= self.kv
+
+    def _leave(self, engine: Engine, request: Request) -> None:
+        """A request that is off `running` frees its slot and its KV; the last of its group the prompt's too."""
+        engine.base -= request.offset
+        left = engine.members[request.uid] - 1
+        if left:
+            engine.members[request.uid] = left
+        else:
+            del engine.members[request.uid]
+            engine.base -= request.prompt
+        self.running -= 1
+        if not engine.running:
+            self.serving -= 1
+            engine.base, engine.service = 0.0, 0.0  # nothing depends on them; so that rounding never adds up
+            engine.ends.clear()
+
+    def _retract(self, engine: Engine) -> None:
+        """The youngest gives its KV up. It goes on, with the tokens that it has, when there is memory again."""
+        _, request = engine.running.popitem()
+        gained = engine.service + request.offset - request.done
+        request.done += round(gained)
+        request.left -= round(gained)
+        request.retractions += 1
+        self.retractions += 1
+        self._forget(engine, request)
+        engine.waiting.appendleft(request)
+        self.waiting += 1
+
+    def _forget(self, engine: Engine, request: Request) -> None:
+        """A request that is off `running` before its end."""
+        engine.ends.remove((request.ends, request.key))
+        heapify(engine.ends)
+        self._leave(engine, request)
+
+    def _prefill(self, engine: Engine, tokens: int) -> None:
+        """Decoding stands still while tokens are computed at once."""
+        self.prefilled += tokens
+        engine.at += tokens / self.speed.prefill
+
+    # --- among them -------------------------------------------------------------------------------------------
+
+    def _touch(self, engine: Engine) -> None:
+        if not engine.dirty:
+            engine.dirty = True
+            self._dirty.append(engine)
+
+    def _plan(self) -> None:
+        """Set the next event of every engine that something happened to."""
+        for engine in self._dirty:
+            engine.dirty = False
+            engine.turn += 1
+            if engine.running:
+                ends = engine.ends[0][0]
+                if self.kv != math.inf:
+                    ends = min(ends, self._full(engine))
+                when = engine.at + self._seconds(engine, ends)
+                heappush(self._next, (when, engine.index, engine.turn))
+        self._dirty.clear()
+
+    def _shift(self, engine: Engine, by: int) -> None:
+        """An engine has more or fewer requests: move it among those that have as many, in constant time."""
+        group = self._by_load[engine.load]
+        last = group.pop()
+        if last is not engine:
+            group[engine.place] = last
+            last.place = engine.place
+        engine.load += by
+        if engine.load == len(self._by_load):
+            self._by_load.append([])
+        group = self._by_load[engine.load]
+        engine.place = len(group)
+        group.append(engine)
+        if engine.load < self._least:
+            self._least = engine.load

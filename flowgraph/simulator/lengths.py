@@ -1,0 +1,161 @@
+"""How long prompts and responses are: a distribution, or a trace, seeded by counter.
+
+The i-th value depends on the seed and on i alone, and not on what was asked before it, so two runs that differ in a
+setting see the same trajectories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 4096  # values that are drawn at once
+KEPT = 64  # blocks that are kept, for those that are asked for out of order
+Floats = npt.NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+# Name → what its numbers are, and how values are drawn from them.
+FORMS: dict[str, tuple[str, Callable[..., Draw]]] = {}
+
+
+class Drawn:
+    """An endless sequence of numbers. stream: tells sequences of one seed apart."""
+
+    def __init__(self, draw: Draw, seed: int, stream: int) -> None:
+        self._draw, self._key = draw, np.array([seed, stream], np.uint64)
+        self._blocks: OrderedDict[int, list[float]] = OrderedDict()
+
+    def at(self, i: int) -> float:
+        block, place = divmod(i, BLOCK)
+        values = self._blocks.get(block)
+        if values is None:
+            generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, block]))
+            values = self._blocks[block] = self._draw(generator, block).tolist()
+            if len(self._blocks) > KEPT:
+                self._blocks.popitem(last=False)
+        return values[place]
+
+
+class Lengths(Drawn):
+    """An endless sequence of whole numbers of tokens, from 1 to `most`."""
+
+    def __init__(self, text: str, *, most: int, seed: int, stream: int) -> None:
+        draw = parse(text)
+
+        def whole(generator: np.random.Generator, block: int) -> Floats:
+            return np.clip(np.rint(draw(generator, block)), 1, most)
+
+        super().__init__(whole, seed, stream)
+        self.text, self.most = text, most
+
+    def at(self, i: int) -> int:
+        return int(super().at(i))
+
+
+def parse(text: str) -> Draw:
+    """What `lognormal:2000,1.2` and the like mean. Raises ValueError that names what is wrong and what there is.
+
+    lognormal:mean,sigma   exp of a normal; mean is of the length itself, sigma the standard deviation of its logarithm
+    exponential:mean       uniform:low,high   fixed:n
+    pareto:mean,alpha      the heavy tail P(x > t) ~ t^-alpha, alpha above 1, with this mean
+    trace:FILE             one length a line, in order, and again from the first line
+    """
+    name, _, rest = text.partition(":")
+    if name == "trace":
+        return _trace(rest)
+    if name not in FORMS:
+        raise ValueError(f"there is no distribution {name!r}; write one of {said()}")
+    form, make = FORMS[name]
+    try:
+        numbers = [float(one) for one in rest.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(form.split(",")) or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{text!r} is not of the form {name}:{form}")
+    return make(*numbers)
+
+
+def said() -> str:
+    """Every form, for messages and help."""
+    return ", ".join([*(f"{name}:{form}" for name, (form, _) in FORMS.items()), "trace:FILE"])
+
+
+def _form(name: str, numbers: str) -> Callable[[Callable[..., Draw]], Callable[..., Draw]]:
+    def register(make: Callable[..., Draw]) -> Callable[..., Draw]:
+        FORMS[name] = numbers, make
+        return make
+
+    return register
+
+
+def _positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, not {value:g}")
+
+
+@_form("lognormal", "mean,sigma")
+def _lognormal(mean: float, sigma: float) -> Draw:
+    _positive(mean=mean)
+    if sigma < 0:
+        raise ValueError(f"sigma must not be negative, and is {sigma:g}")
+    middle = math.log(mean) - sigma**2 / 2  # E[exp(N(m, s²))] = exp(m + s²/2)
+    return lambda generator, _: np.exp(middle + sigma * generator.standard_normal(BLOCK))
+
+
+@_form("exponential", "mean")
+def _exponential(mean: float) -> Draw:
+    _positive(mean=mean)
+    return lambda generator, _: mean * generator.standard_exponential(BLOCK)
+
+
+@_form("uniform", "low,high")
+def _uniform(low: float, high: float) -> Draw:
+    _positive(low=low)
+    if high < low:
+        raise ValueError(f"the upper end {high:g} is below the lower end {low:g}")
+    return lambda generator, _: low + (high - low) * generator.random(BLOCK)
+
+
+@_form("pareto", "mean,alpha")
+def _pareto(mean: float, alpha: float) -> Draw:
+    _positive(mean=mean)
+    if not alpha > 1:
+        raise ValueError(f"alpha must be above 1, or there is no mean, and is {alpha:g}")
+    least = mean * (alpha - 1) / alpha
+    return lambda generator, _: least * (1 - generator.random(BLOCK)) ** (-1 / alpha)
+
+
+@_form("fixed", "n")
+def _fixed(n: float) -> Draw:
+    _positive(n=n)
+    return lambda _, __: np.full(BLOCK, n)
+
+
+@_form("beta", "a,b")
+def _beta(a: float, b: float) -> Draw:
+    """For shares: how often a task is solved."""
+    _positive(a=a, b=b)
+    return lambda generator, _: generator.beta(a, b, BLOCK)
+
+
+def _trace(path: str) -> Draw:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+        values = np.array([float(line) for line in lines])
+    except OSError as error:
+        raise ValueError(f"can't read the trace {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is to hold one length a line: {error}") from None
+    if not len(values) or not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"{path} is to hold one length above 0 a line")
+
+    def draw(_: np.random.Generator, block: int) -> Floats:
+        return values[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(values)]
+
+    return draw

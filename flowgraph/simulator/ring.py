@@ -1,0 +1,295 @@
+"""A ring under virtual time: the rows, folds and ledger of a real run, and firings that end when a clock says so.
+
+What a firing costs, by what the plan says of its hop:
+
+    an effect of an engine on trajectories      a request to the engines; it ends when they have decoded it
+    the hop that writes weights                 train_seconds + tokens / train_rate
+    the hop that publishes a version            sync_seconds, in which all engines stand still
+    any other                                   what `seconds` says, else nothing
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections import deque, namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from flowgraph.plan.plan import Hop, Plan
+from flowgraph.runtime.arena import Regions, Slots
+from flowgraph.runtime.flow import Flow
+from flowgraph.runtime.folds import Fold
+from flowgraph.runtime.rows import Record, Table
+from flowgraph.simulator.engines import Fleet, Request
+from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse
+from flowgraph.simulator.settings import Fitted
+from flowgraph.simulator.trace import Meter
+from flowgraph.spec.config import import_object
+from flowgraph.spec.hop import read_spec
+from flowgraph.spec.types import Row
+
+FAILED = "failed"
+HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
+
+
+class Ring(Flow):
+    """Drives a plan's folds under a virtual clock.
+
+    now: seconds; soon, later: what happens now, and at a time of its own; requests: trajectory → its request
+    begun: steps whose training has begun; training: how many are being trained; version: of the served weights
+    behind: step → versions that the served weights were behind when its training began
+    samplers: hops that make requests; backlogs: hop → its outputs that say what the engines can't compute
+    """
+
+    def __init__(self, plan: Plan, fitted: Fitted) -> None:
+        nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
+        super().__init__(plan, Table(plan, Regions(nowhere, nowhere)))
+        self.settings = fitted.settings
+        self.now = 0.0
+        self.fleet = Fleet(fitted.engines, fitted.slots, self.settings.speed, fitted.kv)
+        self.meter = Meter(fitted.slots, fitted.engines)
+        self._draw(fitted)
+        self.soon: deque[Callable[[], None]] = deque()
+        self.later: list[tuple[float, int, Callable[[], None]]] = []
+        self.requests: dict[int, Request] = {}
+        self.count = self.begun = self.training = self.version = self.warmup = 0
+        self.behind: dict[int, int] = {}
+        self.samplers = frozenset(
+            h.name for h in plan.hops.values() if h.uses == "engine" and h.rows == "trajectory" and h.heads
+        )
+        self.backlogs = {name: _backlogs(plan.hops[name]) for name in self.samplers}
+        self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
+        self.watermark = self.dispatch.name, "watermark"
+        self.sizes = {name: [_measured(dim) for dim in hop.dims] for name, hop in plan.hops.items()}
+        self.open(_Absent())
+        for fold in self.folds.all.values():
+            if not fold.hop.watches:
+                fold.step = _source(fold.hop)
+
+    def _draw(self, fitted: Fitted) -> None:
+        """The sequences that all chance comes from, each of its own stream."""
+        seed, uniform = self.settings.seed, lambda generator, _: generator.random(BLOCK)
+        self.prompts = Lengths(fitted.prompts, most=fitted.most[0], seed=seed, stream=0)
+        self.lengths = Lengths(fitted.lengths, most=fitted.most[1], seed=seed, stream=1)
+        self.fates, self.tries = Drawn(uniform, seed, 2), Drawn(uniform, seed, 3)
+        self.solved = Drawn(parse(self.settings.solve), seed, 4) if self.settings.solve else None
+
+    def run(self, steps: int, warmup: int) -> None:
+        """Until so many steps are over, of which the first are not measured.
+
+        Raises RunError when nothing can happen any more, and what folds raise.
+        """
+        self.warmup = warmup
+        with _uncollected():
+            self.turn()
+            while self.steps_done < steps:
+                if self.soon:
+                    self.soon.popleft()()
+                elif not self._next():
+                    continue
+                self.turn()
+        self.meter.stop()
+
+    def _next(self) -> bool:
+        """Let the next thing happen. Whether any fold may care."""
+        decoded = self.fleet.next()
+        other = self.later[0][0] if self.later else math.inf
+        now = min(decoded, other)
+        if now == math.inf:
+            raise self.stuck()
+        if now > self.now:
+            self._measure(now)
+            self.now = now
+        if other <= decoded:
+            heappop(self.later)[2]()
+            return True
+        request = self.fleet.pop()
+        if request is not None:
+            self._sampled(request)
+        return request is not None
+
+    def _measure(self, now: float) -> None:
+        """Levels as they are until now."""
+        counts, fleet = self.ledger.counts, self.fleet
+        self.meter.to(
+            now, counts.in_flight, counts.ready, self.table.next_key.get("step", 0) - self.begun,
+            fleet.running, fleet.waiting, fleet.serving, self.training,
+            self.folds.latest.get(self.watermark, self.dispatch.room or 0),
+        )  # fmt: skip
+
+    # --- what begins ------------------------------------------------------------------------------------------
+
+    def begin(self, hop: Hop, record: Record) -> None:
+        if hop.name not in self.samplers:
+            seconds = sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
+            self._after(seconds, functools.partial(self._over, hop, record))
+            return
+        key, uid = record.row.key, record.row.uid
+        fails = self.fates.at(key) < self.settings.failures
+        tokens = self.lengths.at(key)
+        decoded = (tokens + 1) // 2 if fails else tokens
+        request = Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails))
+        self.requests[key] = request
+        self.fleet.submit(request, self.now)
+        limit = hop.config.get("time_limit")
+        if limit is not None:
+            self._after(limit, functools.partial(self._too_late, request))
+
+    def begin_on(self, hop: Hop, port: str, value: int) -> None:
+        self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
+
+    def interrupt(self, hop: Hop, record: Record) -> None:
+        self.soon.append(functools.partial(self._interrupted, self.requests[record.row.key]))
+
+    def _after(self, seconds: float, happens: Callable[[], None]) -> None:
+        if seconds:
+            heappush(self.later, (self.now + seconds, self.count, happens))
+            self.count += 1
+        else:
+            self.soon.append(happens)
+
+    def _cost(self, hop: Hop, record: Record) -> float:
+        """Seconds that a hop takes. The trainer is at work from now on, or the engines stand still."""
+        s = self.settings
+        given = s.seconds.get(hop.name)
+        if _trains(hop):
+            self.begun += 1
+            self.training += 1
+            self.behind[record.row.key] = record.row.key - self.version
+            tokens = sum(self.table.of(one).row.dims.get("token", 0) for one in record.row.parents)
+            rate = s.train_rate or math.inf
+            return s.train_seconds + tokens / rate if given is None else given
+        if hop.initial:
+            seconds = s.sync_seconds if given is None else given
+            self.fleet.pause(self.now, seconds, again=hop.config.get("pause", "retract") != "in_place")
+            return seconds
+        return given or 0.0
+
+    # --- what ends --------------------------------------------------------------------------------------------
+
+    def _sampled(self, request: Request) -> None:
+        """The engines are done with a request."""
+        hop, record, fails = request.of
+        del self.requests[record.row.key]
+        self.done(hop, record)
+        if fails:
+            self.fail(record, hop, FAILED)
+        else:
+            prompt, response = request.prompt, request.done
+            self._give(
+                hop, record, {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
+            )
+        if record.whole:
+            self.meter.back(record.row.key)
+        for output in self.backlogs[hop.name]:
+            pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
+            self.publish(hop.name, output, self.fleet.waiting + pressed)
+
+    def _too_late(self, request: Request) -> None:
+        """The time of a trajectory is over; nothing happens when it is done, or began anew, by then."""
+        hop, record, _ = request.of
+        if self.requests.get(record.row.key) is request:
+            del self.requests[record.row.key]
+            self.fleet.cancel(request, self.now)
+            self.done(hop, record)
+            self.fail(record, hop, "time limit")
+            self.meter.back(record.row.key)
+
+    def _interrupted(self, request: Request) -> None:
+        """A request is given up for now; it begins anew when dispatch holds its trajectory no more."""
+        hop, record, _ = request.of
+        if self.requests.get(record.row.key) is request:
+            del self.requests[record.row.key]
+            self.fleet.cancel(request, self.now)
+            self.done(hop, record)
+            self.park(record, hop)
+
+    def _over(self, hop: Hop, record: Record) -> None:
+        """A firing that is no request is over."""
+        row, names = record.row, hop.group or (hop.name,)
+        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
+        self.done(hop, record)
+        self._give(hop, record, {"prompt": self.prompts.at(row.key)} if row.kind == "group" else {})
+        if row.kind == "trajectory" and record.whole:
+            self.meter.back(row.key)
+        for name in names:
+            for output in self.plan.hops[name].initial:
+                self.version = row.key + 1
+                self.publish(name, output, self.version)
+
+    def _give(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
+        """Each hop of a firing has done its part of the row. lengths: of the row's dims, as far as they are known."""
+        for name in hop.group or (hop.name,):
+            sizes = [lengths.get(dim, 0) + more for dim, more in self.sizes[name]] if lengths else []
+            self.give(record, name, -1, tuple(sizes))
+
+    # --- what the flow asks -----------------------------------------------------------------------------------
+
+    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+        if record.row.kind == "trajectory":
+            self.meter.out(record.row.key)
+        return -1, ()
+
+    def columns(self, fold: Fold, rows: Sequence[Row]) -> dict[str, dict[int, Any]]:
+        """Whether a trajectory solved its task, as the score that a fold reads; nothing else is known of it."""
+        return {read.port: {row.key: self._score(row) for row in rows} for read in fold.hop.reads}
+
+    def _score(self, row: Row) -> Any:
+        assert self.solved is not None, "fit sees to it"
+        return np.full(1, self.tries.at(row.key) < self.solved.at(row.uid), np.float32)
+
+    def closed(self, record: Record, members: Sequence[Record]) -> None:
+        self.meter.step(record, members, self.behind.pop(record.row.key, 0))
+        if self.steps_done == self.warmup:
+            self.meter.restart()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: what a simulation lets go of is in no cycle, and all that is alive, a few objects
+    for each of many thousand trajectories, would be looked through again and again.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class _Absent(dict[str, Any]):
+    """Resources that nobody uses: no hop runs but folds, and a source that would read a tokenizer is replaced."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def _trains(hop: Hop) -> bool:
+    """Whether it is the hop that makes new weights."""
+    return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
+
+
+def _backlogs(hop: Hop) -> list[str]:
+    spec = read_spec(hop.use, import_object(hop.use))
+    return [port.name for port in spec.outputs if port.dtype == "Backlog"]
+
+
+def _measured(dim: str) -> tuple[str, int]:
+    """What a dim of a column is called, and how much longer than that it is: bounds (`leaf+1`) are by one."""
+    name, plus, more = dim.partition("+")
+    return name, int(more) if plus and more.isdigit() else 0
+
+
+def _source(hop: Hop) -> Callable[..., Any]:
+    """A source without an end, which gives a group without columns: what is in it nobody reads."""
+    group = namedtuple("Group", ())()
+    made = namedtuple("Groups", tuple(hop.outputs))  # type: ignore[misc]
+    given = made(*([group] if kind == "rows" else 0 for kind in hop.outputs.values()))
+    return lambda state: given

@@ -1,0 +1,123 @@
+"""What a simulation assumes: how many engines, how fast, how long a batch trains, how long responses are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from flowgraph.engines.registry import servers
+from flowgraph.plan.plan import Plan
+from flowgraph.simulator.engines import Speed
+from flowgraph.simulator.lengths import parse
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a simulation knows and its graph does not. Seconds are of the virtual clock.
+
+    engines, slots: replicas, and requests that each decodes at once; None: as the graph's engine says
+    kv: tokens of each engine's KV cache; None: enough
+    lengths, prompts: of responses and prompts in tokens, see `lengths.parse`; None: fixed at the mean of the dim
+    train_seconds, train_rate: a batch takes train_seconds + tokens / train_rate; a rate of None adds nothing
+    sync_seconds: every engine stands still for so long when weights come
+    seconds: of a firing of any other hop, by name; 0 for those that are not named
+    solve: how often a group's task is solved, as a distribution over groups, where a batch reads scores
+    failures: share of trajectories that come to nothing halfway
+    warmup: steps before anything is measured; None: a tenth
+    """
+
+    engines: int | None = None
+    slots: int | None = None
+    speed: Speed = Speed()
+    kv: float | None = None
+    lengths: str | None = None
+    prompts: str | None = None
+    train_seconds: float = 0.0
+    train_rate: float | None = None
+    sync_seconds: float = 0.0
+    seconds: dict[str, float] = {}
+    solve: str | None = None
+    failures: float = 0.0
+    warmup: int | None = None
+    seed: int = 0
+
+
+def make(given: Mapping[str, Any]) -> Settings:
+    """Settings of plain values, texts included. Raises ValueError that names what is wrong, and what there is."""
+    try:
+        return msgspec.convert(given, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings: {error}; they are {', '.join(NAMES)}") from None
+
+
+NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
+
+
+class Fitted(msgspec.Struct, frozen=True):
+    """Settings with every value that the graph gives. most: tokens of the longest prompt and response."""
+
+    settings: Settings
+    engines: int
+    slots: int
+    kv: float
+    lengths: str
+    prompts: str
+    most: tuple[int, int]
+
+
+def fit(settings: Settings, plan: Plan) -> Fitted:
+    """Raises ValueError that names the option and what to write."""
+    for problem in _problems(settings, plan):
+        raise ValueError(problem)
+    owner = next((o for o in plan.owners.values() if o.engine is not None), None)
+    engine = owner.engine if owner is not None else None
+    slots = settings.slots or (engine.slots if engine is not None else 64)
+    count = settings.engines or (max(1, servers(engine)) if engine is not None else 1)
+    kv = settings.kv
+    if kv is None:
+        kv = float(getattr(engine, "kv_tokens", None) or math.inf)
+    prompt, response = plan.dims["prompt"], plan.dims["response"]
+    if kv < prompt.max + response.max:
+        longest = prompt.max + response.max
+        raise ValueError(
+            f"kv: {kv:g} tokens hold no prompt and response of {longest}; give {longest} or more"
+        )
+    lengths = settings.lengths or f"fixed:{response.mean:g}"
+    prompts = settings.prompts or f"fixed:{prompt.mean:g}"
+    return Fitted(settings, count, slots, kv, lengths, prompts, (prompt.max, response.max))
+
+
+def _problems(s: Settings, plan: Plan) -> Iterator[str]:
+    for name in ("prompt", "response"):
+        if name not in plan.dims:
+            yield f"graph {plan.graph} has no dim {name}: write how long it is under dims:"
+    for name in ("engines", "slots", "kv", "train_rate"):
+        value = getattr(s, name)
+        if value is not None and not value > 0:
+            yield f"{name} must be above 0, not {value:g}"
+    for name in ("train_seconds", "sync_seconds", "failures"):
+        if not 0 <= getattr(s, name) < math.inf:
+            yield f"{name} must not be negative, and is {getattr(s, name):g}"
+    for name, value in s.seconds.items():
+        if name not in plan.hops or plan.hops[name].kind == "fold":
+            others = ", ".join(n for n, h in plan.hops.items() if h.kind != "fold")
+            yield f"seconds: there is no hop {name} that takes time; hops: {others}"
+        if not 0 <= value < math.inf:
+            yield f"seconds of {name} must not be negative, and are {value:g}"
+    for hop in plan.hops.values():
+        if hop.kind == "fold" and hop.reads and s.solve is None:
+            columns = ", ".join(dict.fromkeys(read.column for read in hop.reads))
+            yield (
+                f"hop {hop.name} reads {columns} of the rows that it is shown: say how often tasks are solved, such as "
+                "solve beta:1,1 (--solve beta:1,1)"
+            )
+    speed = s.speed
+    if not (speed.step > 0 and speed.per_request >= 0 and speed.per_token >= 0 and speed.prefill > 0):
+        yield "speed: step and prefill must be above 0, per_request and per_token not negative"
+    if s.failures >= 1:
+        yield f"failures must be below 1, not {s.failures:g}: nothing would ever be trained"
+    for text in (s.lengths, s.prompts, s.solve):
+        if text is not None:
+            parse(text)

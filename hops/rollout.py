@@ -1,10 +1,10 @@
-"""Rollout: a request becomes a trajectory, returned the moment it ends."""
+"""Rollout: a request becomes a trajectory, of one response or of an episode, returned the moment it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,13 +17,21 @@ from flowgraph import (
     Dim,
     Engine,
     Generation,
+    Json,
+    LastToken,
     Latest,
     Mask,
     Rejected,
     Sampling,
     Scalars,
+    Shared,
+    Tokenizer,
     effect,
 )
+from hops import turns
+from hops.environments.protocol import check_environment
+from hops.episode import Turns, judged, play
+from hops.rows.example import unpack
 
 T = TypeVar("T")
 
@@ -119,4 +127,127 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
         leaf_offsets=np.array([0, p + r], np.int64),
         metrics={name: float(value) for name, value in metrics.items()},
         backlog=Backlog(load.backlog + pressed),
+    )
+
+
+# --- episodes ------------------------------------------------------------------------------------------------------
+
+
+class Episode(NamedTuple):
+    """One trajectory with its leaves, packed one behind the other at leaf_offsets; see `hops.turns`.
+
+    logprobs, versions: of sampled tokens, in every leaf that has them (0 and -1 elsewhere)
+    response_mask: marks each sampled token in the first leaf that has it
+    sampled: the number of the token among those that the trajectory sampled, in every leaf; -1 of prompts and
+    observations
+    score, scored: the environment's reward, the same for every leaf; 0 where scored is false
+    token_level_rewards: the reward, once: on the token that was sampled last
+    """
+
+    tokens: Annotated[Int32[Array, "token"], Below("vocab"), Shared("leaf")]
+    logprobs: Annotated[Float32[Array, "token"], Shared("leaf")]
+    response_mask: Annotated[Bool[Array, "token"], Mask()]
+    versions: Annotated[Int32[Array, "token"], Shared("leaf")]
+    leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
+    sampled: Annotated[Int32[Array, "token"], Shared("leaf")]
+    score: Float32[Array, "leaf"]
+    scored: Bool[Array, "leaf"]
+    token_level_rewards: Annotated[Float32[Array, "token"], LastToken("leaf")]
+    metrics: Annotated[dict[str, float], Scalars()]
+    backlog: Annotated[Backlog, Latest()]
+
+
+def _validate_episode(
+    *,
+    environment: Callable[..., Any],
+    max_turns: int = 8,
+    temperature: float = 1.0,
+    stop: list[str] | None = None,
+    time_limit: float = 300.0,
+) -> None:
+    check_environment(environment)
+    validate(temperature=temperature, stop=stop, time_limit=time_limit)
+    if max_turns < 1:
+        raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+
+
+@effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=_validate_episode)
+async def episode(
+    prompt: Int32[Array, "prompt"],
+    ground_truth: Annotated[Any, Json()],
+    key: UInt64[Array, ""],
+    *,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    budget: Annotated[int, Dim("response")],
+    longest: Annotated[int, Dim("prompt")],
+    leaves: Annotated[int, Dim("leaf")] = 1,
+    environment: Callable[..., Any],
+    max_turns: int = 8,
+    temperature: float = 1.0,
+    stop: list[str] | None = None,
+    time_limit: float = 300.0,
+) -> Episode:
+    """Let an environment play one episode; see `hops.environments.protocol`.
+
+    prompt: i32[prompt]; ground_truth: what `hops.rows.pack` made of the row; key: u64, the request's own randomness.
+    The bound of `dims.response` is the most that is sampled over all turns; a leaf has at most the bounds of
+    `dims.prompt` and `dims.response` together, observations included; `dims.leaf` bounds the leaves.
+
+    environment: `async (example, generate) → reward`
+    max_turns: calls of the model; time_limit: seconds of the whole episode, less than `run.deadline`
+    metrics: `turns`, `leaves`, `forks`, `length` (tokens sampled), `truncated` (1 when a bound ended a turn or kept one
+    from being asked), those of `complete`, `reward` where there is one, and the environment's own.
+    Raises Rejected for an environment that raises ("environment error") or is late ("time limit"); ValueError for an
+    episode of more leaves than `dims.leaf`, or a reward that is no finite number.
+    """
+    example = unpack(ground_truth)
+    if isinstance(example.prompt, str):
+        text = tokenizer.decode(prompt, skip_special=False)
+        example = example._replace(prompt=text)
+    else:
+        text = tokenizer.chat(example.prompt)
+    model = Turns(
+        engine,
+        tokenizer,
+        turns.root(text, prompt),
+        key=int(key),
+        budget=budget,
+        context=longest + budget,
+        max_turns=max_turns,
+        leaves=leaves,
+        temperature=temperature,
+        stop=tuple(stop or ()),
+    )
+    score, numbers = judged(environment, await play(environment, example, model, time_limit))
+    flat = turns.flatten(model.tree)
+    count, load = len(flat.leaf_offsets) - 1, engine.load()
+    rewards = np.zeros(len(flat.tokens), np.float32)
+    if score is not None and model.tree.sampled:
+        rewards[np.flatnonzero(flat.mask & (flat.sampled == model.tree.sampled - 1))] = score
+    metrics = {
+        "turns": model.turns,
+        "leaves": count,
+        "forks": count - 1,
+        "length": model.tree.sampled,
+        "truncated": model.truncated,
+        "retractions": model.retractions,
+        "engine_running": load.running,
+        "engine_waiting": load.waiting,
+        "engine_kv_used": load.kv_used,
+        **({} if score is None else {"reward": score}),
+        **numbers,
+    }
+    return Episode(
+        tokens=flat.tokens,
+        logprobs=flat.logprobs,
+        response_mask=flat.mask,
+        versions=flat.versions,
+        leaf_offsets=flat.leaf_offsets,
+        sampled=flat.sampled,
+        score=np.full(count, 0.0 if score is None else score, np.float32),
+        scored=np.full(count, score is not None),
+        token_level_rewards=rewards,
+        metrics={name: float(value) for name, value in metrics.items()},
+        backlog=Backlog(load.backlog + bool(model.pressed)),
     )

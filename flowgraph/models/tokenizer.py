@@ -36,6 +36,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         config = _optional(path / "tokenizer_config.json")
         self._special = _special_tokens({**_optional(path / "special_tokens_map.json"), **config})
+        self._anchor = self._some_special()
         self._template = _template(path, config)
         self.eos_ids: tuple[int, ...] = self._eos(path)
         """Ids that end a response: generation_config.json's, else config.json's, else the tokenizer's."""
@@ -44,9 +45,15 @@ class Tokenizer:
         """Number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """int32[token]. Adds no special tokens; those spelled in the text become their ids."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+    def encode(self, text: str, *, follows: bool = False) -> NDArray[np.int32]:
+        """int32[token]. Adds no special tokens; those spelled in the text become their ids.
+
+        follows: the text goes on after other text. A tokenizer that marks the first word of a text with a space does
+        not do so then.
+        """
+        anchor = self._anchor if follows else ""
+        ids = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids
+        return np.array(ids[bool(anchor) :], dtype=np.int32)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that form no UTF-8 character become U+FFFD."""
@@ -57,11 +64,13 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """Render messages ({"role", "content"}) with the model's chat template.
 
         `system` is put in front as a system message; None leaves that to the template, which may add its own.
+        `tools` are JSON schemas of functions; a template that knows of none leaves them out.
         Raises ModelError when there is no template or it refuses the messages, ValueError when the messages
         begin with a system message already.
         """
@@ -75,11 +84,16 @@ class Tokenizer:
         return render(
             self._template,
             messages=chat,
-            tools=None,
+            tools=None if tools is None else [dict(tool) for tool in tools],
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._special,
         )
+
+    def _some_special(self) -> str:
+        """The text of a special token, which parts a text for certain; "" when there is none."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return next((str(t.content) for t in added if t.special and not (t.lstrip or t.rstrip)), "")
 
     def _eos(self, path: Path) -> tuple[int, ...]:
         for name in ("generation_config.json", "config.json"):

@@ -161,6 +161,7 @@ def test_a_stop_string_does_not_begin_in_the_prompt(running: Running) -> None:
 
 
 def test_eos_is_kept_and_is_a_stop_even_as_the_last_token_allowed(running: Running) -> None:
+    """Case R4: the finish reason decides what is truncated, not the length."""
     running.serve("ends")
     found = running.model.found(lambda ids, at: at > 2 and ids[at] == EOS and EOS not in ids[:at], "ends")
     prompt, ids, at = next(found)

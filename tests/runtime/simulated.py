@@ -110,7 +110,7 @@ def simulate(
 ) -> tuple[Ring, list[dict[str, Any]]]:
     """Run the toy ring in virtual time; the driver, and the records of its steps. Conservation is checked every turn.
 
-    Also that what is dispatched and neither trained nor dropped stays within (max_lag + 1)·B.
+    Also that what is dispatched and neither trained nor dropped stays within (max_lag + 1)·B (case S1).
     """
     loaded = load(TOY, overrides)
     assert not loaded.diagnostics, loaded.diagnostics

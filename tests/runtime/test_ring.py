@@ -134,6 +134,7 @@ def test_a_hop_that_raises_is_named_with_its_row(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
+    """Case S6: the producer dies, and the consumer gets a named error."""
     with pytest.raises(WorkerDied, match=r"owner rollout .* ended with exit code 7"):
         run_toy(tmp_path, "hops.rollout.with.die_at=5", executor="processes")
 

@@ -46,9 +46,9 @@ def test_a_fold_keeps_its_empty_state_and_the_rows_that_it_has_room_for(quicksta
     cursor = of(quickstart, "fold dataset")
     assert (cursor.parts, cursor.nbytes) == (("at", "epoch"), 1 + 3 + 1 + 6 + 1)
     dispatch = of(quickstart, "fold dispatch")
-    empty = 1 + (6 + 1) + (8 + 1) + (10 + 1) + (11 + 1) + (8 + 1)
+    empty = 1 + (6 + 1) + (8 + 1) + (10 + 1) + (11 + 1) + (8 + 1) + (5 + 1)
     pace = 5 + len(msgspec.msgpack.encode(Pace()))
-    assert dispatch.parts == ("group", "sampled", "in_flight", "dispatched", "dropped", "pace")
+    assert dispatch.parts == ("group", "sampled", "in_flight", "dispatched", "dropped", "held", "pace")
     assert dispatch.nbytes == empty + pace - 1 + GROUP
     buffer = of(quickstart, "fold buffer")
     assert (buffer.parts, buffer.exact, buffer.nbytes) == (("held",), True, 1 + 5 + 1)

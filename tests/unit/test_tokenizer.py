@@ -127,3 +127,30 @@ def test_a_template_runs_in_a_sandbox(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{{ messages.append(1) }}")
     with pytest.raises(ModelError, match="refused"):
         Tokenizer(directory).chat(HELLO)
+
+
+def test_text_that_goes_on_has_no_space_of_a_first_word(tmp_path: Path) -> None:
+    """A tokenizer as Llama 2's, which marks the first word of a text with a space."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Fast
+
+    words = ["<unk>", "▁", "a", "b", "</s>"]
+    fast = Fast(models.Unigram([(word, -float(i)) for i, word in enumerate(words)], unk_id=0))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    fast.decoder = decoders.Metaspace(prepend_scheme="first")
+    fast.add_special_tokens([AddedToken("</s>", normalized=False)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    whole = tokenizer.encode("a b</s>ab").tolist()
+    assert whole == [*tokenizer.encode("a b"), *tokenizer.encode("</s>ab", follows=True)]
+    assert tokenizer.encode("ab", follows=True).tolist() == [words.index("a"), words.index("b")]
+    assert tokenizer.encode("ab").tolist() == [words.index(word) for word in "▁ab"]
+
+
+def test_tools_reach_the_template(directory: Path) -> None:
+    change(
+        directory / "tokenizer_config.json",
+        chat_template="{% for t in tools or [] %}{{ t.name }} {% endfor %}{{ messages[0].content }}",
+    )
+    assert Tokenizer(directory).chat(HELLO, tools=[{"name": "add"}]) == "add hi <b>"
+    assert Tokenizer(directory).chat(HELLO) == "hi <b>"

@@ -112,7 +112,8 @@ class Fleet:
                 self._home.popitem(last=False)
         request.engine = home
         self._shift(home, 1)
-        self._advance(home, now)
+        if home.at < now:
+            self._advance(home, now)
         home.waiting.append(request)
         self.waiting += 1
         self._fill(home)

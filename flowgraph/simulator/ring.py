@@ -35,6 +35,7 @@ from flowgraph.spec.hop import read_spec
 from flowgraph.spec.types import Row
 
 FAILED = "failed"
+LENGTHS = frozenset(("token", "prompt", "response", "leaf"))  # what is known of a response
 HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
 
 
@@ -44,7 +45,8 @@ class Ring(Flow):
     now: seconds; soon, later: what happens now, and at a time of its own; requests: trajectory → its request
     begun: steps whose training has begun; training: how many are being trained; version: of the served weights
     behind: step → versions that the served weights were behind when its training began
-    samplers: hops that make requests; backlogs: hop → its outputs that say what the engines can't compute
+    samplers: hops that make requests; backlogs: of each, the outputs that somebody reads of what engines can't compute
+    known, limits: of each, which lengths of a trajectory it tells, and the seconds that a request may take
     """
 
     def __init__(self, plan: Plan, fitted: Fitted) -> None:
@@ -63,10 +65,11 @@ class Ring(Flow):
         self.samplers = frozenset(
             h.name for h in plan.hops.values() if h.uses == "engine" and h.rows == "trajectory" and h.heads
         )
-        self.backlogs = {name: _backlogs(plan.hops[name]) for name in self.samplers}
+        self.backlogs = {name: _backlogs(plan, plan.hops[name]) for name in self.samplers}
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
         self.watermark = self.dispatch.name, "watermark"
-        self.sizes = {name: [_measured(dim) for dim in hop.dims] for name, hop in plan.hops.items()}
+        self.known = {name: _known(plan, plan.hops[name]) for name in self.samplers}
+        self.limits = {name: plan.hops[name].config.get("time_limit") for name in self.samplers}
         self.open(_Absent())
         for fold in self.folds.all.values():
             if not fold.hop.watches:
@@ -130,14 +133,15 @@ class Ring(Flow):
             seconds = sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
             self._after(seconds, functools.partial(self._over, hop, record))
             return
-        key, uid = record.row.key, record.row.uid
-        fails = self.fates.at(key) < self.settings.failures
+        row, failures = record.row, self.settings.failures
+        key, uid = row.key, row.parents[0].key
         tokens = self.lengths.at(key)
+        fails = failures > 0 and self.fates.at(key) < failures
         decoded = (tokens + 1) // 2 if fails else tokens
         request = Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails))
         self.requests[key] = request
         self.fleet.submit(request, self.now)
-        limit = hop.config.get("time_limit")
+        limit = self.limits[hop.name]
         if limit is not None:
             self._after(limit, functools.partial(self._too_late, request))
 
@@ -176,17 +180,20 @@ class Ring(Flow):
     def _sampled(self, request: Request) -> None:
         """The engines are done with a request."""
         hop, record, fails = request.of
-        del self.requests[record.row.key]
+        del self.requests[request.key]
         self.done(hop, record)
         if fails:
             self.fail(record, hop, FAILED)
         else:
             prompt, response = request.prompt, request.done
-            self._give(
-                hop, record, {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
-            )
-        if record.whole:
-            self.meter.back(record.row.key)
+            lengths = {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
+            row = record.row
+            dims = {**row.dims, **{name: lengths[name] for name in self.known[hop.name]}}
+            record.row = Row(row.kind, row.key, row.parents, row.tag, dims, row.failed)
+            for name in hop.group or (hop.name,):
+                self.give(record, name)
+        if fails or record.whole:  # what came to nothing passes all other hops at once
+            self.meter.back(request.key)
         for output in self.backlogs[hop.name]:
             pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
             self.publish(hop.name, output, self.fleet.waiting + pressed)
@@ -215,19 +222,14 @@ class Ring(Flow):
         row, names = record.row, hop.group or (hop.name,)
         self.training -= sum(_trains(self.plan.hops[name]) for name in names)
         self.done(hop, record)
-        self._give(hop, record, {"prompt": self.prompts.at(row.key)} if row.kind == "group" else {})
+        for name in names:
+            self.give(record, name)
         if row.kind == "trajectory" and record.whole:
             self.meter.back(row.key)
         for name in names:
             for output in self.plan.hops[name].initial:
                 self.version = row.key + 1
                 self.publish(name, output, self.version)
-
-    def _give(self, hop: Hop, record: Record, lengths: Mapping[str, int]) -> None:
-        """Each hop of a firing has done its part of the row. lengths: of the row's dims, as far as they are known."""
-        for name in hop.group or (hop.name,):
-            sizes = [lengths.get(dim, 0) + more for dim, more in self.sizes[name]] if lengths else []
-            self.give(record, name, -1, tuple(sizes))
 
     # --- what the flow asks -----------------------------------------------------------------------------------
 
@@ -276,15 +278,16 @@ def _trains(hop: Hop) -> bool:
     return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
 
 
-def _backlogs(hop: Hop) -> list[str]:
+def _backlogs(plan: Plan, hop: Hop) -> list[str]:
+    read = {w.output for other in plan.hops.values() for w in other.watches if w.producer == hop.name}
     spec = read_spec(hop.use, import_object(hop.use))
-    return [port.name for port in spec.outputs if port.dtype == "Backlog"]
+    return [port.name for port in spec.outputs if port.dtype == "Backlog" and port.name in read]
 
 
-def _measured(dim: str) -> tuple[str, int]:
-    """What a dim of a column is called, and how much longer than that it is: bounds (`leaf+1`) are by one."""
-    name, plus, more = dim.partition("+")
-    return name, int(more) if plus and more.isdigit() else 0
+def _known(plan: Plan, hop: Hop) -> frozenset[str]:
+    """The lengths of a trajectory that its columns tell: of those hops that fire with this one."""
+    dims = [dim for name in hop.group or (hop.name,) for dim in plan.hops[name].dims]
+    return frozenset(dim.removesuffix("+1") for dim in dims) & LENGTHS
 
 
 def _source(hop: Hop) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from flowgraph.engines.fleet import Fleet
 from flowgraph.engines.registry import TransformersOptions
 from hops.environments import Generate
 from hops.episode import turn_key
-from hops.rollout import Episode, episode
+from hops.rollout import Episode, Trajectory, complete, episode
 from hops.rows import Example, pack
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] + ':' + m.content + ';' }}{% endfor %}a:"
@@ -354,3 +354,20 @@ def test_a8_an_outcome_that_is_no_number_is_named(model: Path, outcome: Any, sai
 
     with pytest.raises(ValueError, match=said):
         play(model, environment)
+
+
+def test_r4_a_response_that_ends_with_eos_exactly_at_the_bound_is_not_truncated(
+    tiny: Path, tiny_with_eos: Callable[[int], Path]
+) -> None:
+    prompt = np.array([1, 2, 3], np.int32)
+
+    async def sample(model: Path, tokens: int) -> Trajectory:
+        async with engine_of(model) as engine:
+            return await complete(prompt, 5, engine=engine, max_new_tokens=tokens)  # type: ignore[arg-type]
+
+    ids = asyncio.run(sample(tiny, 9)).tokens[3:].tolist()
+    at = next(n for n in range(8, 0, -1) if ids[n] not in ids[:n])
+    model = tiny_with_eos(ids[at])
+    ended, cut = (asyncio.run(sample(model, tokens)) for tokens in (at + 1, at))
+    assert ended.tokens[3:].tolist() == ids[: at + 1]
+    assert (ended.metrics["truncated"], cut.metrics["truncated"]) == (0, 1)

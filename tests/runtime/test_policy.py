@@ -94,3 +94,42 @@ def test_on_generated_data_of_the_library_the_run_goes_on(smollm2: str) -> None:
     assert counts.consumed == 4 * 8 * 2
     assert counts.dropped["equal scores"] > 0
     assert counts.dispatched == counts.consumed + sum(counts.dropped.values())
+
+
+WITHHOLD = (
+    "hops.dispatch.in.version.max_lag=1",
+    "hops.rollout={use: tests.runtime.users.straggle, in: {prompt: dispatch, key: dispatch}}",
+    "hops.rollout.with={share: 0.3, seconds: 0.05}",
+    "hops.dispatch.with={target: 3}",  # so that many a group spans two versions
+    "hops.reward={use: tests.runtime.users.graded, in: {tokens: rollout, uid: rollout}}",
+    "hops.buffer.in.trajectory=reward",
+    "hops.dispatch.in.finished=reward",
+    "hops.batch={use: hops.batch.withhold, in: {ready: buffer, score: buffer}}",
+    "dims.withheld={mean: 0, max: 6}",
+    "hops.advantage.in.withheld_score=batch",
+    "hops.advantage.in.withheld_uid=batch",
+    "run.steps=30",
+)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_stale_members_are_withheld_and_their_groups_are_trained_without_them(
+    tmp_path: Path, verify: bool
+) -> None:
+    """Case A10, through the whole ring: scores of those that are withheld cross, and their tokens do not."""
+    done = run_toy(tmp_path, *WITHHOLD, verify=verify)
+    ledger = summary(done.directory)["ledger"]
+    assert done.steps == 30
+    assert ledger["dropped"]["withheld"] > 0
+    assert ledger["consumed"] == 30 * 6 - ledger["dropped"]["withheld"]
+    assert max(one["lag_max"] for one in steps(done.directory)) <= 1
+
+
+def test_an_option_that_reads_an_input_says_so_when_it_lacks_it() -> None:
+    from tests.runtime.harness import TOY as RING
+
+    (found,) = load(RING, ["hops.batch.with={stale: wait}"]).diagnostics
+    assert found.code == "FG110"
+    assert found.message == "hop batch lacks its input sent, which stale: wait reads"
+    assert load(RING, ["hops.batch.with={stale: wait}", "hops.batch.in.sent=dispatch"]).diagnostics == []
+    assert load(RING, ["hops.batch.with={stale: drop}"]).diagnostics == []

@@ -23,12 +23,12 @@ NONE_F64, NONE_I64 = np.zeros(0, np.float64), np.zeros(0, np.int64)
 
 
 class Advantages(NamedTuple):
-    """advantages: f32[token], the same on every sampled token of a leaf, 0 elsewhere
+    """out: f32[token], the advantage: the same on every sampled token of a leaf, 0 elsewhere
 
     metrics: `groups`, and the shares of them that teach nothing: `alone`, with fewer than two scores, and `equal`
     """
 
-    advantages: Annotated[Float32[Array, "token"], TiledOver("leaf")]
+    out: Annotated[Float32[Array, "token"], TiledOver("leaf")]
     metrics: Annotated[dict[str, float], Scalars()]
 
 

@@ -41,7 +41,7 @@ def estimate(
 
 def advantages(scores: list[float | None], *args: Any, **options: Any) -> list[float]:
     """One value a leaf, none of them empty."""
-    got = estimate(scores, *args, **options).advantages
+    got = estimate(scores, *args, **options).out
     starts = np.cumsum([0, *(options.get("lengths") or [1] * len(scores))])[:-1]
     return got[starts].tolist()
 
@@ -78,18 +78,18 @@ def test_a_group_of_equal_scores_is_exactly_zero_between_others_of_other_sizes(e
     """A2"""
     scores, uid = [1, 2, 3, 4, 5, 5, 5, 1, 0, 0, 0], [0] * 4 + [1] * 3 + [2] * 4
     got = estimate(scores, uid, estimator=estimator)
-    assert got.advantages[4:7].tolist() == [0, 0, 0]
-    assert got.advantages[:4].all()
-    assert got.advantages[7:].tolist() == advantages([1, 0, 0, 0], estimator=estimator)
+    assert got.out[4:7].tolist() == [0, 0, 0]
+    assert got.out[:4].all()
+    assert got.out[7:].tolist() == advantages([1, 0, 0, 0], estimator=estimator)
     assert got.metrics == {"groups": 3, "alone": 0, "equal": pytest.approx(1 / 3)}
 
 
 @every_estimator
 def test_a_group_of_one_is_zero_and_counted(estimator: Any) -> None:
     """A5"""
-    assert estimate([5], estimator=estimator).advantages.tolist() == [0]
+    assert estimate([5], estimator=estimator).out.tolist() == [0]
     got = estimate([5, 5, 1], uid=[0, 1, 1], estimator=estimator)
-    assert got.advantages[0] == 0
+    assert got.out[0] == 0
     assert got.metrics == {"groups": 2, "alone": 0.5, "equal": 0}
     assert advantages([5], norm_by_std=False) == [0]
 
@@ -113,7 +113,7 @@ def test_a_missing_score_is_left_out(estimator: Any) -> None:
     assert with_gap[1] == 0
     assert [with_gap[0], *with_gap[2:]] == advantages([1, 0, 0], estimator=estimator)
     nothing = estimate([None, None], estimator=estimator)
-    assert nothing.advantages.tolist() == [0, 0]
+    assert nothing.out.tolist() == [0, 0]
     assert nothing.metrics["alone"] == 1
     assert advantages([3, None], estimator=estimator) == [0, 0]
 
@@ -145,8 +145,8 @@ def test_withheld_members_still_shape_the_baseline(stale: int, estimator: Any) -
     more = {"lengths": lengths[kept:]} if estimator is opo else {}
     ports = withheld([*scores[kept:], 9.0], [0] * stale + [5], **{k: [*v, 7] for k, v in more.items()})
     got = estimate(scores[:kept], lengths=lengths[:kept], estimator=estimator, **ports)
-    assert got.advantages[np.cumsum([0, *lengths[: kept - 1]])].tolist() == pytest.approx(whole[:kept])
-    assert len(got.advantages) == sum(lengths[:kept])
+    assert got.out[np.cumsum([0, *lengths[: kept - 1]])].tolist() == pytest.approx(whole[:kept])
+    assert len(got.out) == sum(lengths[:kept])
     assert got.metrics == {"groups": 1, "alone": 0, "equal": 0}  # a group of withheld members alone is none
 
 
@@ -184,7 +184,7 @@ def test_observation_tokens_get_nothing(estimator: Any) -> None:
     got = estimator(
         np.array([1, 0], np.float32), np.ones(2, np.bool_), np.array([0, 0]), np.array([0, 1]),
         np.array([0, 1, 0, 1, 0, 1], np.bool_), np.array([0, 4, 6]),
-    ).advantages  # fmt: skip
+    ).out  # fmt: skip
     assert got.dtype == np.float32
     assert got[[0, 2, 4]].tolist() == [0, 0, 0]
     assert got[1] == got[3] > 0 > got[5]
@@ -195,7 +195,7 @@ def test_the_tokens_that_opo_weighs_by_are_the_sampled_ones() -> None:
     got = opo(
         np.array([1, 0, 0], np.float32), np.ones(3, np.bool_), np.zeros(3, np.int64), np.array([0, 1, 1]),
         np.array([1, 0, 0, 0, 0, 1, 1, 1], np.bool_), np.array([0, 5, 6, 8]),
-    ).advantages  # fmt: skip
+    ).out  # fmt: skip
     assert got.tolist() == [0.75, 0, 0, 0, 0, -0.25, -0.25, -0.25]
 
 
@@ -208,7 +208,7 @@ def test_an_empty_response_counts_in_its_group_and_trains_nothing(estimator: Any
     got = estimator(
         np.array([10, 1, 1], np.float32), np.ones(3, np.bool_), np.zeros(3, np.int64), np.arange(3),
         mask, np.array([0, 2, 4, 7]),
-    ).advantages  # fmt: skip
+    ).out  # fmt: skip
     assert not got[~mask].any()
     if estimator is opo:  # by tokens the empty response weighs nothing
         assert not got.any()

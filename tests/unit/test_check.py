@@ -79,7 +79,7 @@ CHECKED_EARLY = (
     [
         (["hops.rollout.in.prompt=advantage"], "read it before rollout: prompt: dispatch"),
         (
-            ["hops.rollout.in.prompt=advantage.out"],
+            ["hops.rollout.in.prompt=advantage.advantages"],
             "only a version leads back; read prompt from a hop before rollout",
         ),
         (

@@ -34,7 +34,7 @@ def found(function: Callable[..., Any], port: str) -> tuple[str, str]:
 
 
 def test_the_ports_of_the_shipped_hops_are_found() -> None:
-    assert found(grpo, "advantages") == ("leaf_offsets", "response_mask")
+    assert found(grpo, "out") == ("leaf_offsets", "response_mask")
     assert found(score, "token_level_rewards") == ("leaf_offsets", "response_mask")
     assert found(step, "advantages") == ("leaf_offsets", "response_mask")
 

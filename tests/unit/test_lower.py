@@ -43,7 +43,7 @@ def test_columns_are_priced_at_the_mean_and_the_bound_of_one_row(toy: Plan) -> N
     assert (offsets.mean_bytes, offsets.max_bytes) == (3 * 8, 3 * 8)
     # on a step they are those of 2 groups of 3 samples
     plain = compile_file(TOY, off=PASSES)
-    assert plain.hops["advantage"].column("advantages").max_bytes == 6 * 2 * 8 * 4
+    assert plain.hops["advantage"].column("out").max_bytes == 6 * 2 * 8 * 4
     assert plain.hops["rollout"].column("response_mask").max_bytes == 2 * 8
 
 

@@ -105,7 +105,8 @@ def render(s: Simulated, width: int = 110) -> str:
         ("dropped", _dropped(s.ledger)),
     ]  # fmt: skip
     said = f"{s.graph}: {s.steps:,} steps simulated, the first {s.warmup:,} of them not measured"
-    means = f"{counted(s.engines, 'engine')} of {s.slots:,} slots, responses {s.lengths}, prompts {s.prompts}, seed {s.seed}"
+    engines = f"{counted(s.engines, 'engine')} of {s.slots:,} slots"
+    means = f"{engines}, responses {s.lengths}, prompts {s.prompts}, seed {s.seed}"
     lines = [said, means, ""]
     lines += [f"  {name:<16}{text}" for name, text in rows]
     return "\n".join([*lines, "", *_histogram(s.lag)]) + "\n"

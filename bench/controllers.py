@@ -49,7 +49,6 @@ def planned() -> Plan:
             "dims.prompt": {"mean": 200, "max": 512},
             "dims.response": {"mean": 2000, "max": 32768},
             "hops.dispatch.in.version.max_lag": LAG,
-            "hops.batch.with": {"groups": "partial"},
             "hops.dispatch.with": {"target": 100_000},
         },
     )

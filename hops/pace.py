@@ -43,9 +43,10 @@ def observe(
 
     Of a turnover, the first of these that holds decides:
     - the engine was pressed for half of it: × 0.8, and it does not come near again soon
+    - training starved: × 1.25, where the watermark was what bounded it, most of what came was not dropped, and it has
+      not shrunk for two turnovers. Stragglers are dropped whatever is in flight: less would starve training more.
     - something was dropped as stale: × 0.8
-    - training starved, the watermark was what bounded it, and it has not shrunk for two turnovers: × 1.25
-    - training never starved, and a whole batch too many was ready all the time: × 0.95
+    - a whole batch too many was ready all the time: × 0.95
     What raises it and what lowers it can't hold both, after it shrank it waits, and it remembers what was too much: so
     it does not swing.
     """
@@ -62,12 +63,14 @@ def observe(
     if 2 * pace.pressed >= pace.finished:
         pace.ceiling = CEILING * pace.watermark
         wanted, pace.calm = SHRINK * pace.watermark, 0
+    elif pace.starved:
+        bounds = 2 * pace.bound >= pace.finished and 2 * pace.dropped < pace.finished
+        if bounds and not pace.pressed and pace.calm > CALM:
+            grown = float(math.ceil(GROW * pace.watermark))
+            wanted = max(pace.watermark, min(grown, pace.ceiling or grown))
     elif pace.dropped:
         wanted, pace.calm = SHRINK * pace.watermark, 0
-    elif pace.starved and 2 * pace.bound >= pace.finished and not pace.pressed and pace.calm > CALM:
-        grown = float(math.ceil(GROW * pace.watermark))
-        wanted = max(pace.watermark, min(grown, pace.ceiling or grown))
-    elif not pace.starved and pace.idle == pace.finished:
+    elif pace.idle == pace.finished:
         wanted = EASE * pace.watermark
     pace.watermark = float(min(most, max(least, wanted)))
     pace.finished = pace.bound = pace.starved = pace.pressed = pace.idle = pace.dropped = 0

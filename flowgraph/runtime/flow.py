@@ -29,7 +29,7 @@ class Flow(ABC):
     """One run of a plan.
 
     waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
-    ready: hop → rows that are due; triggers: hop → values that it has yet to fire on
+    ready: hop → rows that are due; due: hops that have any; triggers: hop → values that it has yet to fire on
     triggered: output → those of the hops that fire on its values, and on each how-manieth
     firing: hop → its firings under way; held: published values that somebody works on
     at_work: hop on trajectories that uses an engine → those that it works on
@@ -47,6 +47,7 @@ class Flow(ABC):
         self.waits = {n: _waits(plan, h) for n, h in workers.items() if h.rows and h.heads}
         self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
         self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
+        self.due: dict[str, None] = {}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
         self.triggered: dict[tuple[str, str], list[tuple[deque[int], int]]] = {}
         for name, values in self.triggers.items():
@@ -73,7 +74,7 @@ class Flow(ABC):
         """What a fold reads of rows that it is shown: port → key of the row → value."""
 
     @abstractmethod
-    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
         """Keep the columns of a row that a fold made. Returns where the block lies (-1: nowhere), and its sizes."""
 
     @abstractmethod
@@ -162,10 +163,8 @@ class Flow(ABC):
             while (found := self.folds.next(self._credit)) is not None:
                 self._step(*found)
             given_up = False
-            for name, queue in self.ready.items():
-                if not queue:
-                    continue
-                hop = self.plan.hops[name]
+            for name in list(self.due):
+                hop, queue = self.plan.hops[name], self.ready[name]
                 while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
                     record = queue.popleft()
                     if record.row.failed:
@@ -176,6 +175,8 @@ class Flow(ABC):
                         if name in self.at_work:
                             self.at_work[name][record.row.key] = record
                         self.begin(hop, record)
+                if not queue:
+                    del self.due[name]
         for name, values in self.triggers.items():
             if not values:
                 continue
@@ -264,16 +265,15 @@ class Flow(ABC):
 
     def _emit(self, hop: Hop, item: Any) -> None:
         """A fold made a row: register it, write its columns, and wake who follows."""
-        fields = item._asdict()
-        parents = tuple(fields.pop("parents", ()))
-        record = self.table.create(hop.name, parents, int(fields.pop("tag", 0)))
+        parents = tuple(getattr(item, "parents", ()))
+        record = self.table.create(hop.name, parents, int(getattr(item, "tag", 0)))
         if hop.rows == "trajectory":
             self.ledger.register(record.row.key, hop.name)
             self.table.close_groups_before(parents[0])
         if hop.rows == "step":
             for parent in parents:
                 self._consume(parent, hop.name)
-        offset, sizes = self.write(record, hop, fields)
+        offset, sizes = self.write(record, hop, item)
         self.give(record, hop.name, offset, sizes)
 
     def _consume(self, row: Row, by: str) -> None:
@@ -311,6 +311,7 @@ class Flow(ABC):
                 self._skip(record, other)
             elif self.plan.fires(other, record.row.key):
                 self.ready[name].append(record)
+                self.due[name] = None
             else:
                 for skipped in other.group or (name,):
                     record.left.discard(skipped)
@@ -344,6 +345,7 @@ class Flow(ABC):
         for key in sorted(sorted(self.parked)[: max(0, fewer)], reverse=True):
             hop, record = self.parked.pop(key)
             self.ready[hop.name].appendleft(record)
+            self.due[hop.name] = None
 
     def park(self, record: Record, hop: Hop) -> None:
         """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""

@@ -9,6 +9,7 @@ only while it may make another.
 from __future__ import annotations
 
 import functools
+import types
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from flowgraph.spec.types import Dropped, Row
 class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
+    full: its queues wait, because it said so when it last fired
     queues: port → rows to take; handed: those of its queues that another fold fills; gated: it fires on credit only
     credit: the parameter that says how many steps it may make, if it has one
     heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
@@ -38,6 +40,7 @@ class Fold(msgspec.Struct, eq=False):
     hop: Hop
     step: Callable[..., Any]
     room: Callable[[Any], int] | None
+    full: bool
     state: Any
     queues: dict[str, deque[Row]]
     handed: frozenset[str]
@@ -97,7 +100,7 @@ class Folds:
         """
         for fold in self._taking:
             for port, queue in fold.queues.items():
-                if not queue or (fold.room is not None and fold.room(fold.state) <= 0):
+                if not queue or fold.full:
                     continue
                 if not fold.gated or credit(fold.hop) > 0:
                     fold.changed = False
@@ -147,6 +150,8 @@ class Folds:
         except Exception as error:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
+        if fold.room is not None:
+            fold.full = fold.room(fold.state) <= 0
         if getattr(result, "_fields", None) != fold.names:
             result = _in_order(fold, result)
         values: tuple[Any, ...] = result
@@ -209,18 +214,35 @@ def _refuse(fold: Fold, what: str) -> NoReturn:
     raise PayloadError(f"fold {fold.hop.name} {what}", f"return what {fold.hop.place} is annotated to return")
 
 
+def _bound(function: Any, fixed: Mapping[str, Any], verify: bool) -> Callable[..., Any]:
+    """A fold's function with its options. Where nobody looks at them they are its defaults, which makes calls cheaper."""
+    if verify or not isinstance(function, types.FunctionType):
+        return functools.partial(function, **fixed)
+    own = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **fixed}
+    return own
+
+
 def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
     spec, fixed = fill(hop, resources)
     room = functools.partial(spec.facts.room, **fixed) if spec.facts.room is not None else None
+    state = spec.state()
     queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
     rows = [w for w in hop.watches if w.rows]
     levels = [w for w in hop.watches if w.mode == "latest"]
     credit = next((p.name for p in spec.params if p.origin == "credit"), "")
     return Fold(
         hop,
-        functools.partial(spec.function, **fixed),
+        _bound(spec.function, fixed, plan.verify),
         room,
-        spec.state(),
+        room is not None and room(state) <= 0,
+        state,
         queues,
         handed=frozenset(
             w.port for w in hop.watches if plan.hops[w.producer].outputs.get(w.output) == "handed"

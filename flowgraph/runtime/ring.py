@@ -137,7 +137,8 @@ class Ring(Flow):
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
-    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
+        fields = {name: value for name, value in item._asdict().items() if name not in ("parents", "tag")}
         lease = self.table.lease(hop.name).get(hop.name, -1)
         try:
             if self.plan.verify:

@@ -14,7 +14,7 @@ import functools
 import gc
 import math
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
@@ -233,7 +233,7 @@ class Ring(Flow):
 
     # --- what the flow asks -----------------------------------------------------------------------------------
 
-    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
         if record.row.kind == "trajectory":
             self.meter.out(record.row.key)
         return -1, ()

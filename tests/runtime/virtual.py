@@ -59,7 +59,7 @@ class Virtual(Flow):
         scores = {row.key: np.array([self.scores.get(row.key, row.key % 2)], np.float32) for row in rows}
         return {read.port: dict(scores) for read in fold.hop.reads}
 
-    def write(self, record: Record, hop: Hop, fields: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
         return -1, ()
 
     def begin(self, hop: Hop, record: Record) -> None:

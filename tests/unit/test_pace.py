@@ -53,7 +53,20 @@ def test_it_shrinks_when_something_was_dropped_as_stale() -> None:
 def test_after_it_shrank_it_waits_two_turnovers() -> None:
     pace = Pace(100.0)
     pace.dropped = 1
-    assert turnovers(pace, 4, lambda pace: {"starved": True}) == [80.0, 80.0, 80.0, 100.0]
+    assert turnovers(pace, 1, lambda pace: {}) == [80.0]
+    assert turnovers(pace, 3, lambda pace: {"starved": True}) == [80.0, 80.0, 100.0]
+
+
+def test_stragglers_that_are_dropped_do_not_starve_training() -> None:
+    """Else a heavy tail, of which some is always dropped, would shrink it to nothing."""
+    pace = Pace(100.0)
+    for _ in range(4):
+        pace.dropped = 20
+        turnovers(pace, 1, lambda pace: {"starved": True})
+    assert pace.watermark > 100.0
+    pace.dropped = 200
+    before = pace.watermark
+    assert turnovers(pace, 1, lambda pace: {"starved": True}) == [before], "most was dropped: more is no help"
 
 
 @pytest.mark.parametrize("room", [20, 50, 333])

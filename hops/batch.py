@@ -216,8 +216,10 @@ def _equal(state: Candidates, row: Row, size: int) -> bool:
 
 def _lose_patience(state: Candidates, patience: int, wanted: int, what: str) -> None:
     """Raises ValueError when so many batches' worth was dropped since the last batch that another would not help."""
+    if not state.lost or state.wholes >= wanted:
+        return
     n = sum(state.lost.values())
-    if state.wholes >= wanted or n < patience * wanted:
+    if n < patience * wanted:
         return
     why = ", ".join(f"{reason}: {n}" for reason, n in state.lost.items())
     help = "raise patience, max_lag or the rollout's time limit"

@@ -140,7 +140,7 @@ def watermark(
     B = groups·samples trajectories. Gives one request a trajectory: uid i64, sample i32, trajectory i64, key u64.
     """
     batch = groups * samples
-    most = _flight(target=target, groups=groups, samples=samples, max_lag=max_lag)
+    most = target or (max_lag + 1) * batch
     pace = state.pace
     if not pace.watermark:
         pace.watermark = float(min(most, batch) if adapt else most)
@@ -162,7 +162,8 @@ def watermark(
                 most=most,
             )
         state.in_flight -= 1
-    at_once = min(int(pace.watermark), free)
+    mark = int(pace.watermark)
+    at_once = mark if mark < free else free
     if backlog > 0:
         at_once = min(at_once, max(1, state.in_flight))
     admitted = min(version + max_lag + 1, steps) * batch + state.dropped
@@ -174,18 +175,19 @@ def watermark(
         state.sampled += 1
         if state.sampled == samples:
             state.group = None
-    above = max(0, state.in_flight - int(pace.watermark))
-    state.held = above if backlog > 0 else min(state.held, above)
-    return Dispatched(requests, state.in_flight, int(pace.watermark), Held(state.held))
+    if backlog > 0 or state.held:
+        above = max(0, state.in_flight - mark)
+        state.held = above if backlog > 0 else min(state.held, above)
+    return Dispatched(requests, state.in_flight, mark, Held(state.held))
 
 
 def _request(group: Row, sample: int, trajectory: int, version: Version, seed: int) -> Request:
     uid = group.uid
     return Request(
-        parents=(group,),
-        tag=version,
-        uid=np.array(uid, np.int64),
-        sample=np.array(sample, np.int32),
-        trajectory=np.array(trajectory, np.int64),
-        key=np.array(random_key(seed, uid, sample), np.uint64),
+        (group,),
+        version,
+        np.array(uid, np.int64),
+        np.array(sample, np.int32),
+        np.array(trajectory, np.int64),
+        np.array(random_key(seed, uid, sample), np.uint64),
     )

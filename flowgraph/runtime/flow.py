@@ -160,21 +160,21 @@ class Flow(ABC):
         """Fire everything that can fire, to quiescence."""
         given_up = True
         while given_up:
-            while (found := self.folds.next(self._credit)) is not None:
+            while (found := self.folds.next(self._credit, self.table.freed)) is not None:
                 self._step(*found)
             given_up = False
             for name in list(self.due):
-                hop, queue = self.plan.hops[name], self.ready[name]
+                hop, queue, working = self.plan.hops[name], self.ready[name], self.at_work.get(name)
                 while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
                     record = queue.popleft()
                     if record.row.failed:
                         given_up = True
                         self._skip(record, hop)
-                    else:
-                        self.firing[name] += 1
-                        if name in self.at_work:
-                            self.at_work[name][record.row.key] = record
-                        self.begin(hop, record)
+                        continue
+                    self.firing[name] += 1
+                    if working is not None:
+                        working[record.row.key] = record
+                    self.begin(hop, record)
                 if not queue:
                     del self.due[name]
         for name, values in self.triggers.items():
@@ -207,15 +207,16 @@ class Flow(ABC):
 
         A version waits for the steps before its own: what it lets dispatch send takes the place of their rows.
         """
-        if hop.initial and hop.rows == "step" and record is not None and record.row.key > self.steps_done:
-            return False
         if self.firing[hop.name] and (not hop.concurrent or hop.rows in ("group", "step")):
             return False
-        if any(self.held[hop.name, output] for output in hop.initial):
-            return False
-        for name, values in self.triggers.items() if hop.initial else ():
-            if values and any(watch.producer == hop.name for watch in self.plan.hops[name].watches):
+        if hop.initial:
+            if hop.rows == "step" and record is not None and record.row.key > self.steps_done:
                 return False
+            if any(self.held[hop.name, output] for output in hop.initial):
+                return False
+            for name, values in self.triggers.items():
+                if values and any(watch.producer == hop.name for watch in self.plan.hops[name].watches):
+                    return False
         return self.table.can_lease(hop.name)
 
     def _step(self, fold: Fold, port: str, value: Any) -> None:
@@ -232,8 +233,9 @@ class Flow(ABC):
             self.ledger.move(value.key, "ready", hop.name)
         credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
         outputs = self.folds.fire(fold, port, value, columns, credit)
-        made, latest = 0, self.folds.latest
-        for (kind, key), output in zip(fold.outputs, outputs, strict=True):
+        made = 0
+        for i, output in enumerate(outputs):
+            kind, key = fold.outputs[i]
             if kind == "rows":
                 made = len(output)
                 if made > credit and hop.rows != "trajectory":
@@ -248,7 +250,8 @@ class Flow(ABC):
             elif isinstance(output, list):
                 for item in output:
                     self._drop(*key, item)
-            elif key not in latest or latest[key] != output:
+            elif output != fold.given[i]:
+                fold.given[i] = output
                 if kind == "held":
                     self._hold(output)
                 self.publish(*key, output)
@@ -309,7 +312,7 @@ class Flow(ABC):
                 continue
             if record.row.failed:
                 self._skip(record, other)
-            elif self.plan.fires(other, record.row.key):
+            elif other.every == 1 or self.plan.fires(other, record.row.key):
                 self.ready[name].append(record)
                 self.due[name] = None
             else:
@@ -365,6 +368,7 @@ class Flow(ABC):
             self.ledger.check()
             self.closed(first, [self.table.of(parent) for parent in first.row.parents])
             self.table.close(first)
+            self.table.freed += 1
         for fold in self.folds.all.values():
             fold.changed |= bool(fold.credit)  # there is more of it
 

@@ -28,12 +28,13 @@ class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
     full: its queues wait, because it said so when it last fired
-    queues: port → rows to take; handed: those of its queues that another fold fills; gated: it fires on credit only
+    queues, line: port → rows to take; handed: those of its queues that another fold fills
+    gated: it fires on credit only; stuck: it had none when so often something had become free
     credit: the parameter that says how many steps it may make, if it has one
-    heard: ports that hold what comes, or None; levels: port → the output whose newest value it holds, and what it is
-    before there is one
+    ports: what it is called with: what came, or None; the newest value of each level; and its credit
     first: the port of rows whose columns it may read; shows: the output whose rows are shown there
     names: of its outputs; outputs: what becomes of each, and its full name; lists: those that are lists of rows
+    given: the last value of each
     read: key of a row that it is shown → its columns by port
     """
 
@@ -46,15 +47,17 @@ class Fold(msgspec.Struct, eq=False):
     handed: frozenset[str]
     gated: bool
     credit: str
-    heard: dict[str, None]
-    levels: tuple[tuple[str, tuple[str, str], Any], ...]
+    ports: dict[str, Any]
     shows: tuple[tuple[str, str], ...]
     first: str
     names: tuple[str, ...]
     outputs: tuple[tuple[str, tuple[str, str]], ...]
     lists: tuple[int, ...]
+    given: list[Any]
+    line: tuple[tuple[str, deque[Row]], ...]
     events: deque[tuple[str, Any]]
     changed: bool = True
+    stuck: int = -1
     read: dict[int, dict[str, Any]] = {}
 
 
@@ -62,7 +65,7 @@ class Folds:
     """All folds of a plan, and the newest value of every output that is read as `latest`.
 
     told: hop → ports that hear of the rows which it gave; queued: hop → queues of the rows that it works on
-    heard: output → ports that hear each of its values; levels: output → folds that look at its newest
+    heard: output → ports that hear each of its values; levels: output → ports that hold its newest
     handed: output → queues that its rows go on into
     """
 
@@ -75,12 +78,12 @@ class Folds:
         self.told: dict[str, list[tuple[Fold, str]]] = {}
         self.queued: dict[str, list[deque[Row]]] = {}
         self.heard: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
-        self.levels: dict[tuple[str, str], list[Fold]] = {}
+        self.levels: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
         self.handed: dict[tuple[str, str], list[deque[Row]]] = {}
         for fold in self.all.values():
             for w in fold.hop.watches:
                 if w.mode == "latest":
-                    self.levels.setdefault((w.producer, w.output), []).append(fold)
+                    self.levels.setdefault((w.producer, w.output), []).append((fold, w.port))
                 elif w.mode == "event" and w.rows:
                     self.told.setdefault(w.producer, []).append((fold, w.port))
                 elif w.mode == "event":
@@ -90,30 +93,32 @@ class Folds:
                 else:
                     self.queued.setdefault(w.producer, []).append(fold.queues[w.port])
         self._every = list(self.all.values())
-        self._taking = [fold for fold in self.all.values() if fold.queues]
-        self._hearing = [f for f in self.all.values() if any(w.mode == "event" for w in f.hop.watches)]
 
-    def next(self, credit: Callable[[Hop], int]) -> tuple[Fold, str, Any] | None:
+    def next(self, credit: Callable[[Hop], int], freed: int) -> tuple[Fold, str, Any] | None:
         """The fold that fires next, the port that something came for ("": only levels changed), and what came.
 
         Whatever makes it fire, it sees the newest values of all its levels.
+        freed: how often something became free; a fold that had no credit is not looked at before
         """
-        for fold in self._taking:
-            for port, queue in fold.queues.items():
-                if not queue or fold.full:
-                    continue
-                if not fold.gated or credit(fold.hop) > 0:
-                    fold.changed = False
-                    return fold, port, queue.popleft()
-        for fold in self._hearing:
-            if fold.events and (not fold.gated or credit(fold.hop) > 0):
-                fold.changed = False
-                return fold, *fold.events.popleft()
+        hears = looks = None
         for fold in self._every:
-            if fold.changed and (not fold.gated or credit(fold.hop) > 0):
-                fold.changed = False
-                return fold, "", None
-        return None
+            if fold.gated and (fold.stuck == freed or credit(fold.hop) <= 0):
+                fold.stuck = freed
+                continue
+            if not fold.full:
+                for port, queue in fold.line:
+                    if queue:
+                        fold.changed = False
+                        return fold, port, queue.popleft()
+            if fold.events:
+                hears = hears or fold
+            elif fold.changed:
+                looks = looks or fold
+        found = hears or looks
+        if found is None:
+            return None
+        found.changed = False
+        return (found, *found.events.popleft()) if hears else (found, "", None)
 
     def shown(self, fold: Fold, port: str, value: Any) -> list[Row]:
         """The rows whose columns a fold may read: those that its first port of rows shows, or that just came there."""
@@ -129,10 +134,9 @@ class Folds:
 
         Raises HopError when it raises, PayloadError for a wrong output, and in verify mode HiddenState.
         """
-        latest = self.latest
-        ports: dict[str, Any] = {**columns, **fold.heard} if columns else fold.heard.copy()
-        for name, output, empty in fold.levels:
-            ports[name] = latest.get(output, empty)
+        ports = fold.ports
+        if columns or self.verify:
+            ports = {**ports, **columns}
         if port:
             ports[port] = value
         if fold.credit:
@@ -150,6 +154,8 @@ class Folds:
         except Exception as error:
             text = f"fold {fold.hop.name}: {type(error).__name__}: {error}"
             raise HopError(text, f"see {fold.hop.place}") from error
+        if port:
+            ports[port] = None
         if fold.room is not None:
             fold.full = fold.room(fold.state) <= 0
         if getattr(result, "_fields", None) != fold.names:
@@ -186,7 +192,8 @@ class Folds:
             self.latest[key] = value
         for fold, port in self.heard.get(key, ()):
             fold.events.append((port, value))
-        for fold in self.levels.get(key, ()):
+        for fold, port in self.levels.get(key, ()):
+            fold.ports[port] = value
             fold.changed = True
         return True
 
@@ -215,7 +222,7 @@ def _refuse(fold: Fold, what: str) -> NoReturn:
 
 
 def _bound(function: Any, fixed: Mapping[str, Any], verify: bool) -> Callable[..., Any]:
-    """A fold's function with its options. Where nobody looks at them they are its defaults, which makes calls cheaper."""
+    """A fold's function with its options: its own defaults, where nobody looks at them, which makes calls cheaper."""
     if verify or not isinstance(function, types.FunctionType):
         return functools.partial(function, **fixed)
     own = types.FunctionType(
@@ -235,7 +242,6 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
     state = spec.state()
     queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
     rows = [w for w in hop.watches if w.rows]
-    levels = [w for w in hop.watches if w.mode == "latest"]
     credit = next((p.name for p in spec.params if p.origin == "credit"), "")
     return Fold(
         hop,
@@ -249,12 +255,13 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         ),
         gated=hop.makes_rows and hop.rows != "trajectory" and not credit,
         credit=credit,
-        heard=dict.fromkeys(w.port for w in hop.watches if w.mode != "latest"),
-        levels=tuple((w.port, (w.producer, w.output), () if w.rows else 0) for w in levels),
+        ports={w.port: None if w.mode != "latest" else () if w.rows else 0 for w in hop.watches},
         shows=tuple((w.producer, w.output) for w in rows[:1] if w.mode == "latest"),
         first=rows[0].port if rows else "",
         names=tuple(hop.outputs),
         outputs=tuple((kind, (hop.name, name)) for name, kind in hop.outputs.items()),
         lists=tuple(i for i, kind in enumerate(hop.outputs.values()) if kind in ("rows", "latest", "handed")),
+        given=[None] * len(hop.outputs),
+        line=tuple(queues.items()),
         events=deque(),
     )

@@ -39,6 +39,7 @@ class Table:
     """All live rows by kind and key. Rows and blocks are freed here and nowhere else.
 
     sampling: groups that trajectories may still be made from, in order
+    freed: how often there was room for more: a block was freed, a row taken, a step closed
     """
 
     def __init__(self, plan: Plan, regions: Regions) -> None:
@@ -46,6 +47,7 @@ class Table:
         self.live: dict[str, dict[int, Record]] = {kind: {} for kind in ROW_KINDS}
         self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
+        self.freed = 0
         self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
         self.unread = dict.fromkeys(self.workers, 0)
         self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
@@ -83,6 +85,8 @@ class Table:
             self.unread[record.maker] -= 1
             if row.kind == "trajectory":
                 self.free_blocks(record, ("firing", "trajectory"))
+            else:
+                self.freed += 1
         return first
 
     def lease(self, hop: str) -> dict[str, int]:
@@ -102,6 +106,7 @@ class Table:
 
     def unlease(self, leases: Mapping[str, int]) -> None:
         """Blocks that nothing was written to are free again."""
+        self.freed += 1
         for name, offset in leases.items():
             self.desks[name].release(offset)
 
@@ -120,6 +125,7 @@ class Table:
 
     def land(self, hop: str, offset: int) -> int:
         """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""
+        self.freed += 1
         self.desks[hop].release(offset)
         return self.slots[hop].allocate()
 
@@ -141,6 +147,9 @@ class Table:
         return [self.of(one).blocks[producer] for one in rows]
 
     def free_blocks(self, record: Record, lifetimes: Collection[str]) -> None:
+        if not record.blocks:
+            return
+        self.freed += 1
         for hop in [h for h in record.blocks if self.plan.hops[h].lifetime in lifetimes]:
             self.slots[hop].release(record.blocks.pop(hop).offset)
 

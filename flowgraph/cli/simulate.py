@@ -38,7 +38,10 @@ Above = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--prompts", metavar="DIST", help="Of prompts; default: the mean of the dim.")
 @click.option(
-    "--max", "most", type=click.IntRange(min=1), help="Longest response; short for --set dims.response.max=N."
+    "--max",
+    "most",
+    type=click.IntRange(min=1),
+    help="Tokens of the longest response; default: as the graph says.",
 )
 @click.option(
     "--decode",
@@ -87,7 +90,7 @@ Above = click.FloatRange(min=0, min_open=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Draw it over time, as SVG.")
 @JSON
 def simulate(
-    graph: str, overrides: tuple[str, ...], steps: int, most: int | None, sweeps: tuple[str, ...], output: str | None,
+    graph: str, overrides: tuple[str, ...], steps: int, sweeps: tuple[str, ...], output: str | None,
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Drive GRAPH's own dispatch, buffer and batch under a virtual clock, with models of engines and trainer.
@@ -100,17 +103,14 @@ def simulate(
         raise click.UsageError(f"-o {output}: a simulation is drawn as SVG; give a name that ends in .svg")
     if output and sweeps:
         raise click.UsageError("-o draws one simulation, and --sweep makes many; leave one out")
-    more = () if most is None else (f"dims.response.max={most}",)
     model = click.get_current_context().meta.get("model")
     try:
         options = _options(given)
         if sweeps:
-            found = api.sweep(
-                graph, sweeps, steps=steps, overrides=(*overrides, *more), model=model, **options
-            )
+            found = api.sweep(graph, sweeps, steps=steps, overrides=overrides, model=model, **options)
             click.echo(sweep.to_json(found) if as_json else sweep.render(found, width()), nl=as_json)
             return
-        loaded = api.load(graph, (*overrides, *more), model=model)
+        loaded = api.load(graph, overrides, model=model)
         if not loaded.compiles:  # a budget of bytes says nothing of time
             show_findings(loaded, as_json=as_json)
         one = api.simulate(loaded, steps=steps, **options)

@@ -9,6 +9,7 @@ import msgspec
 
 from flowgraph.runtime.ledger import Counts
 from flowgraph.simulator.trace import Point
+from flowgraph.spec.units import counted
 
 
 class Lags(msgspec.Struct, frozen=True):
@@ -104,14 +105,17 @@ def render(s: Simulated, width: int = 110) -> str:
         ("dropped", _dropped(s.ledger)),
     ]  # fmt: skip
     said = f"{s.graph}: {s.steps:,} steps simulated, the first {s.warmup:,} of them not measured"
-    means = f"{s.engines:,} engines of {s.slots:,} slots, responses {s.lengths}, prompts {s.prompts}, seed {s.seed}"
+    engines = f"{counted(s.engines, 'engine')} of {s.slots:,} slots"
+    means = f"{engines}, responses {s.lengths}, prompts {s.prompts}, seed {s.seed}"
     lines = [said, means, ""]
     lines += [f"  {name:<16}{text}" for name, text in rows]
     return "\n".join([*lines, "", *_histogram(s.lag)]) + "\n"
 
 
 def time_text(seconds: float) -> str:
-    """`4.21 s`, `12.3 min`"""
+    """`4.21 s`, `12.3 min`; 0 for what is rounding"""
+    if seconds < 1e-9:
+        return "0 s"
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

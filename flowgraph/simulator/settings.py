@@ -20,6 +20,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engines, slots: replicas, and requests that each decodes at once; None: as the graph's engine says
     kv: tokens of each engine's KV cache; None: enough
     lengths, prompts: of responses and prompts in tokens, see `lengths.parse`; None: fixed at the mean of the dim
+    most: tokens of the longest response; None: as the dim says
     train_seconds, train_rate: a batch takes train_seconds + tokens / train_rate; a rate of None adds nothing
     sync_seconds: every engine stands still for so long when weights come
     seconds: of a firing of any other hop, by name; 0 for those that are not named
@@ -34,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv: float | None = None
     lengths: str | None = None
     prompts: str | None = None
+    most: int | None = None
     train_seconds: float = 0.0
     train_rate: float | None = None
     sync_seconds: float = 0.0
@@ -79,21 +81,22 @@ def fit(settings: Settings, plan: Plan) -> Fitted:
     if kv is None:
         kv = float(getattr(engine, "kv_tokens", None) or math.inf)
     prompt, response = plan.dims["prompt"], plan.dims["response"]
-    if kv < prompt.max + response.max:
-        longest = prompt.max + response.max
+    most = settings.most or response.max
+    longest = prompt.max + most
+    if kv < longest:
         raise ValueError(
             f"kv: {kv:g} tokens hold no prompt and response of {longest}; give {longest} or more"
         )
     lengths = settings.lengths or f"fixed:{response.mean:g}"
     prompts = settings.prompts or f"fixed:{prompt.mean:g}"
-    return Fitted(settings, count, slots, kv, lengths, prompts, (prompt.max, response.max))
+    return Fitted(settings, count, slots, kv, lengths, prompts, (prompt.max, most))
 
 
 def _problems(s: Settings, plan: Plan) -> Iterator[str]:
     for name in ("prompt", "response"):
         if name not in plan.dims:
             yield f"graph {plan.graph} has no dim {name}: write how long it is under dims:"
-    for name in ("engines", "slots", "kv", "train_rate"):
+    for name in ("engines", "slots", "kv", "most", "train_rate"):
         value = getattr(s, name)
         if value is not None and not value > 0:
             yield f"{name} must be above 0, not {value:g}"

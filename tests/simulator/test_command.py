@@ -85,6 +85,14 @@ def test_in_a_sweep_the_same_trajectories_are_compared() -> None:
     assert again.tokens == first.tokens
 
 
+@pytest.mark.parametrize("graph", sorted(Path("graphs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_graph_is_simulated_as_it_is(graph: Path) -> None:
+    done = flowgraph.simulate(graph, steps=2, warmup=0)
+    assert done.steps == 2
+    assert done.ledger.consumed >= done.trajectories > 0
+    assert done.lag.max <= flowgraph.compile(graph).max_lag
+
+
 def test_a_graph_that_is_only_priced_is_simulated_too() -> None:
     done = flowgraph.simulate(
         "graphs/r3_qwen3_30b_a3b.yaml", steps=3, warmup=0, engines=16, lengths="lognormal:8000,1"

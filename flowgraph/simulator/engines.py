@@ -62,18 +62,18 @@ class Engine:
     running: requests being decoded, by their ends and then their keys; ends: of each; begun: how many ever were
     base: tokens in the KV cache are base + len(running)·service; members: group → how many of it are running
     load, place: requests that it has, and where it stands among those that have as many
-    when: its next event; planned: the time, no later, at which the fleet looks for it
+    pace: seconds of a step as short as can be; when: its next event; planned: when the fleet looks for it, no later
     """
 
     __slots__ = (
-        "at", "base", "begun", "ends", "index", "load", "members", "place", "planned", "running", "service", "waiting",
-        "when",
+        "at", "base", "begun", "ends", "index", "load", "members", "pace", "place", "planned", "running", "service",
+        "waiting", "when",
     )  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.index = self.place = index
-        self.service = self.at = self.base = 0.0
-        # Two lists and not a heap: what is compared lies together, and of as many as there are slots the first goes fast.
+        self.service = self.at = self.base = self.pace = 0.0
+        # Lists and no heap: to find a place compares little, and memory that is far apart is what takes time here.
         self.running: list[Request] = []
         self.ends: list[float] = []
         self.waiting: deque[Request] = deque()
@@ -195,12 +195,11 @@ class Fleet:
         if seconds <= 0:
             return
         engine.at = now
-        n = len(engine.running)
+        n, pace = len(engine.running), engine.pace
         if n:
-            speed = self.speed
-            pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
             # The inverse of `_plan`, in the form that loses no digits.
-            engine.service += 2 * seconds / (pace + math.sqrt(pace**2 + 2 * speed.per_token * n * seconds))
+            per_token = self.speed.per_token
+            engine.service += 2 * seconds / (pace + math.sqrt(pace**2 + 2 * per_token * n * seconds))
 
     def _full(self, engine: Engine) -> float:
         """The clock after the last whole step that there is memory for. One request alone always has it."""
@@ -287,28 +286,31 @@ class Fleet:
         if not n:
             engine.when = math.inf
             return
-        gain = (engine.ends[0] if self.kv == math.inf else min(engine.ends[0], self._full(engine))) - engine.service
-        speed = self.speed
-        pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
-        engine.when = engine.at + gain * (pace + speed.per_token * n * gain / 2)
-        if engine.when < engine.planned:
-            engine.planned = engine.when
-            heappush(self._planned, (engine.when, engine.index))
+        speed, service, end = self.speed, engine.service, engine.ends[0]
+        if self.kv != math.inf:
+            end = min(end, self._full(engine))
+        per_token, gain = speed.per_token, end - service
+        engine.pace = pace = speed.step + speed.per_request * n + per_token * (engine.base + n * service)
+        engine.when = when = engine.at + gain * (pace + per_token * n * gain / 2)
+        if when < engine.planned:
+            engine.planned = when
+            heappush(self._planned, (when, engine.index))
 
     # --- among them -------------------------------------------------------------------------------------------
 
     def _shift(self, engine: Engine, by: int) -> None:
         """An engine has more or fewer requests: move it among those that have as many, in constant time."""
-        group = self._by_load[engine.load]
+        by_load, load = self._by_load, engine.load
+        group = by_load[load]
         last = group.pop()
         if last is not engine:
             group[engine.place] = last
             last.place = engine.place
-        engine.load += by
-        if engine.load == len(self._by_load):
-            self._by_load.append([])
-        group = self._by_load[engine.load]
+        engine.load = load = load + by
+        if load == len(by_load):
+            by_load.append([])
+        group = by_load[load]
         engine.place = len(group)
         group.append(engine)
-        if engine.load < self._least:
-            self._least = engine.load
+        if load < self._least:
+            self._least = load

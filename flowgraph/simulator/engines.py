@@ -210,9 +210,9 @@ class Fleet:
 
     def _fill(self, engine: Engine) -> None:
         """Begin what waits, in order, while there is a slot and memory; not before all that end with this step have."""
-        waiting, running, ends, members = engine.waiting, engine.running, engine.ends, engine.members
-        if waiting and len(running) < self.slots and not (ends and ends[0] <= engine.service):
-            service = engine.service
+        waiting, ends = engine.waiting, engine.ends
+        if waiting and not (ends and ends[0] <= engine.service):
+            running, members, service = engine.running, engine.members, engine.service
             while waiting and len(running) < self.slots:
                 request = waiting[0]
                 shared = members.get(request.uid, 0)

@@ -9,8 +9,10 @@ its KV cache is full; the earliest of all engines' next events is the fleet's.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -38,40 +40,46 @@ class Request:
     """One trajectory in an engine. left, done: tokens that it has yet to decode, and has
 
     ends: the service clock at its end; offset: done − the clock, while it is decoded; of: whatever it is for
+    began: the how-manieth of its engine to begin
     """
 
-    __slots__ = ("done", "ends", "engine", "key", "left", "of", "offset", "prompt", "retractions", "uid")
+    __slots__ = (
+        "began", "done", "ends", "engine", "key", "left", "of", "offset", "prompt", "retractions", "uid",
+    )  # fmt: skip
 
     def __init__(self, key: int, uid: int, prompt: int, tokens: int, of: Any = None) -> None:
-        self.key, self.uid, self.prompt, self.of = key, uid, prompt, of
-        self.left, self.done = tokens, 0
-        self.ends, self.offset = 0.0, 0.0
-        self.retractions = 0
+        self.key, self.uid, self.prompt, self.left, self.of = key, uid, prompt, tokens, of
+        self.done = self.retractions = 0
         self.engine: Engine
+        self.ends: float
+        self.offset: float
+        self.began: int
 
 
 class Engine:
     """One engine. service: its clock, as it is at the time `at`; until then, if that is to come, it stands still.
 
-    running: requests being decoded, the youngest last; ends: of each, and of some that are gone
+    running: requests being decoded, by their ends and then their keys; ends: of each; begun: how many ever were
     base: tokens in the KV cache are base + len(running)·service; members: group → how many of it are running
     load, place: requests that it has, and where it stands among those that have as many
-    turn: how often its next event was set
+    pace: seconds of a step as short as can be; when: its next event; planned: when the fleet looks for it, no later
     """
 
     __slots__ = (
-        "at", "base", "dirty", "ends", "index", "load", "members", "place", "running", "service", "turn", "waiting",
+        "at", "base", "begun", "ends", "index", "load", "members", "pace", "place", "planned", "running", "service",
+        "waiting", "when",
     )  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.index = self.place = index
-        self.service = self.at = self.base = 0.0
-        self.running: dict[int, Request] = {}
-        self.ends: list[tuple[float, int]] = []
+        self.service = self.at = self.base = self.pace = 0.0
+        # Lists and no heap: to find a place compares little, and memory that is far apart is what takes time here.
+        self.running: list[Request] = []
+        self.ends: list[float] = []
         self.waiting: deque[Request] = deque()
         self.members: dict[int, int] = {}
-        self.load = self.turn = 0
-        self.dirty = False
+        self.load = self.begun = 0
+        self.when = self.planned = math.inf
 
     @property
     def kv(self) -> float:
@@ -94,8 +102,7 @@ class Fleet:
         self._by_load: list[list[Engine]] = [list(self.all)]
         self._least = 0
         self._home: OrderedDict[int, Engine] = OrderedDict()
-        self._next: list[tuple[float, int, int]] = []
-        self._dirty: list[Engine] = []
+        self._planned: list[tuple[float, int]] = []
 
     # --- what the simulator asks ------------------------------------------------------------------------------
 
@@ -119,29 +126,39 @@ class Fleet:
         self._fill(home)
 
     def next(self) -> float:
-        """When something happens next; infinity when nothing is under way."""
-        if self._dirty:
-            self._plan()
-        ahead, all = self._next, self.all
-        while ahead and ahead[0][2] != all[ahead[0][1]].turn:
-            heappop(ahead)
-        return ahead[0][0] if ahead else math.inf
+        """When something happens next; infinity when nothing is under way.
+
+        An engine that got slower meanwhile is found too early, and put where it belongs now; so whatever comes to an
+        engine between two of its events moves it once.
+        """
+        planned, all = self._planned, self.all
+        while planned:
+            when, index = planned[0]
+            engine = all[index]
+            if when == engine.when:
+                return when
+            if when != engine.planned or engine.when == math.inf:
+                heappop(planned)  # it had become faster, and has another place; or has nothing to do
+                if when == engine.planned:
+                    engine.planned = math.inf
+            else:
+                engine.planned = engine.when
+                heapreplace(planned, (engine.when, index))
+        return math.inf
 
     def pop(self) -> Request | None:
         """Let happen what happens next. The request that is over; None when one was retracted. Call after `next`."""
-        now, index, _ = heappop(self._next)
+        now, index = self._planned[0]
         engine = self.all[index]
-        running, ends = engine.running, engine.ends
-        end, key = ends[0]
-        full = self._full(engine)
-        if full < end:
+        end = engine.ends[0]
+        if self.kv != math.inf and (full := self._full(engine)) < end:
             engine.service, engine.at = full, now
             self._retract(engine)
             self._fill(engine)
             return None
-        heappop(ends)
         engine.service, engine.at = end, now
-        request = running.pop(key)
+        del engine.ends[0]
+        request = engine.running.pop(0)
         request.done += request.left
         request.left = 0
         self._leave(engine, request)
@@ -153,8 +170,7 @@ class Fleet:
         """Give a request up that is waiting or running; what it has decoded is lost."""
         engine = request.engine
         self._advance(engine, now)
-        if engine.running.get(request.key) is request:
-            del engine.running[request.key]
+        if request in engine.running:
             self._forget(engine, request)
         else:
             engine.waiting.remove(request)
@@ -169,7 +185,7 @@ class Fleet:
             engine.at = max(engine.at, now) + seconds
             if again and engine.running:
                 self._prefill(engine, round(engine.kv))
-            self._touch(engine)
+            self._plan(engine)
 
     # --- one engine -------------------------------------------------------------------------------------------
 
@@ -179,18 +195,11 @@ class Fleet:
         if seconds <= 0:
             return
         engine.at = now
-        n = len(engine.running)
+        n, pace = len(engine.running), engine.pace
         if n:
-            speed = self.speed
-            pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
-            # The inverse of `_seconds`, in the form that loses no digits.
-            engine.service += 2 * seconds / (pace + math.sqrt(pace**2 + 2 * speed.per_token * n * seconds))
-
-    def _seconds(self, engine: Engine, service: float) -> float:
-        """That its clock takes to reach `service`: a step costs what is in the cache halfway through it."""
-        speed, n, gain = self.speed, len(engine.running), service - engine.service
-        pace = speed.step + speed.per_request * n + speed.per_token * engine.kv
-        return gain * (pace + speed.per_token * n * gain / 2)
+            # The inverse of `_plan`, in the form that loses no digits.
+            per_token = self.speed.per_token
+            engine.service += 2 * seconds / (pace + math.sqrt(pace**2 + 2 * per_token * n * seconds))
 
     def _full(self, engine: Engine) -> float:
         """The clock after the last whole step that there is memory for. One request alone always has it."""
@@ -201,28 +210,33 @@ class Fleet:
 
     def _fill(self, engine: Engine) -> None:
         """Begin what waits, in order, while there is a slot and memory; not before all that end with this step have."""
-        waiting, running, ends = engine.waiting, engine.running, engine.ends
-        over = bool(ends) and ends[0][0] <= engine.service
-        while waiting and len(running) < self.slots and not over:
-            request = waiting[0]
-            shared = engine.members.get(request.uid, 0)
-            context = request.done if shared else request.done + request.prompt
-            if running and not self._fits(engine, context):
-                break
-            waiting.popleft()
-            self.waiting -= 1
-            self.running += 1
-            if not running:
-                self.serving += 1
-            engine.members[request.uid] = shared + 1
-            running[request.key] = request
-            request.offset = request.done - engine.service
-            request.ends = engine.service + request.left
-            engine.base += context - engine.service
-            heappush(ends, (request.ends, request.key))
-            if context:
-                self._prefill(engine, context)
-        self._touch(engine)
+        waiting, ends = engine.waiting, engine.ends
+        if waiting and not (ends and ends[0] <= engine.service):
+            running, members, service = engine.running, engine.members, engine.service
+            while waiting and len(running) < self.slots:
+                request = waiting[0]
+                shared = members.get(request.uid, 0)
+                context = request.done if shared else request.done + request.prompt
+                if running and self.kv != math.inf and not self._fits(engine, context):
+                    break
+                waiting.popleft()
+                self.waiting -= 1
+                self.running += 1
+                if not running:
+                    self.serving += 1
+                members[request.uid] = shared + 1
+                request.began = engine.begun = engine.begun + 1
+                request.offset = request.done - service
+                request.ends = end = service + request.left
+                engine.base += context - service
+                place = bisect_right(ends, end)
+                while place and ends[place - 1] == end and running[place - 1].key > request.key:
+                    place -= 1
+                ends.insert(place, end)
+                running.insert(place, request)
+                if context:
+                    self._prefill(engine, context)
+        self._plan(engine)
 
     def _fits(self, engine: Engine, context: int) -> bool:
         """Whether there is memory for it beside the others, and for one step of them all."""
@@ -242,11 +256,10 @@ class Fleet:
         if not engine.running:
             self.serving -= 1
             engine.base, engine.service = 0.0, 0.0  # nothing depends on them; so that rounding never adds up
-            engine.ends.clear()
 
     def _retract(self, engine: Engine) -> None:
         """The youngest gives its KV up. It goes on, with the tokens that it has, when there is memory again."""
-        _, request = engine.running.popitem()
+        request = max(engine.running, key=attrgetter("began"))
         gained = engine.service + request.offset - request.done
         request.done += round(gained)
         request.left -= round(gained)
@@ -257,9 +270,9 @@ class Fleet:
         self.waiting += 1
 
     def _forget(self, engine: Engine, request: Request) -> None:
-        """A request that is off `running` before its end."""
-        engine.ends.remove((request.ends, request.key))
-        heapify(engine.ends)
+        """A request is off `running` before its end."""
+        place = engine.running.index(request)
+        del engine.running[place], engine.ends[place]
         self._leave(engine, request)
 
     def _prefill(self, engine: Engine, tokens: int) -> None:
@@ -267,38 +280,37 @@ class Fleet:
         self.prefilled += tokens
         engine.at += tokens / self.speed.prefill
 
+    def _plan(self, engine: Engine) -> None:
+        """Set its next event, after anything happened to it: a step costs what is in the cache halfway through it."""
+        n = len(engine.running)
+        if not n:
+            engine.when = math.inf
+            return
+        speed, service, end = self.speed, engine.service, engine.ends[0]
+        if self.kv != math.inf:
+            end = min(end, self._full(engine))
+        per_token, gain = speed.per_token, end - service
+        engine.pace = pace = speed.step + speed.per_request * n + per_token * (engine.base + n * service)
+        engine.when = when = engine.at + gain * (pace + per_token * n * gain / 2)
+        if when < engine.planned:
+            engine.planned = when
+            heappush(self._planned, (when, engine.index))
+
     # --- among them -------------------------------------------------------------------------------------------
-
-    def _touch(self, engine: Engine) -> None:
-        if not engine.dirty:
-            engine.dirty = True
-            self._dirty.append(engine)
-
-    def _plan(self) -> None:
-        """Set the next event of every engine that something happened to."""
-        for engine in self._dirty:
-            engine.dirty = False
-            engine.turn += 1
-            if engine.running:
-                ends = engine.ends[0][0]
-                if self.kv != math.inf:
-                    ends = min(ends, self._full(engine))
-                when = engine.at + self._seconds(engine, ends)
-                heappush(self._next, (when, engine.index, engine.turn))
-        self._dirty.clear()
 
     def _shift(self, engine: Engine, by: int) -> None:
         """An engine has more or fewer requests: move it among those that have as many, in constant time."""
-        group = self._by_load[engine.load]
+        by_load, load = self._by_load, engine.load
+        group = by_load[load]
         last = group.pop()
         if last is not engine:
             group[engine.place] = last
             last.place = engine.place
-        engine.load += by
-        if engine.load == len(self._by_load):
-            self._by_load.append([])
-        group = self._by_load[engine.load]
+        engine.load = load = load + by
+        if load == len(by_load):
+            by_load.append([])
+        group = by_load[load]
         engine.place = len(group)
         group.append(engine)
-        if engine.load < self._least:
-            self._least = engine.load
+        if load < self._least:
+            self._least = load

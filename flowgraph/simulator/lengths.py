@@ -7,9 +7,11 @@ setting see the same trajectories.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,43 +20,53 @@ BLOCK = 4096  # values that are drawn at once
 KEPT = 64  # blocks that are kept, for those that are asked for out of order
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
+Number = TypeVar("Number", int, float)
 
 # Name → what its numbers are, and how values are drawn from them.
 FORMS: dict[str, tuple[str, Callable[..., Draw]]] = {}
 
 
-class Drawn:
+class Sequence(ABC, Generic[Number]):
     """An endless sequence of numbers. stream: tells sequences of one seed apart."""
 
     def __init__(self, draw: Draw, seed: int, stream: int) -> None:
         self._draw, self._key = draw, np.array([seed, stream], np.uint64)
-        self._blocks: OrderedDict[int, list[float]] = OrderedDict()
+        self._blocks: OrderedDict[int, list[Number]] = OrderedDict()
 
-    def at(self, i: int) -> float:
-        block, place = divmod(i, BLOCK)
-        values = self._blocks.get(block)
-        if values is None:
-            generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, block]))
-            values = self._blocks[block] = self._draw(generator, block).tolist()
-            if len(self._blocks) > KEPT:
-                self._blocks.popitem(last=False)
-        return values[place]
+    @abstractmethod
+    def _values(self, drawn: Floats) -> list[Number]:
+        """What the sequence has of what was drawn."""
+
+    def at(self, i: int) -> Number:
+        values = self._blocks.get(i // BLOCK)
+        return (values or self._more(i // BLOCK))[i % BLOCK]
+
+    def _more(self, block: int) -> list[Number]:
+        generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, block]))
+        values = self._blocks[block] = self._values(self._draw(generator, block))
+        if len(self._blocks) > KEPT:
+            self._blocks.popitem(last=False)
+        return values
 
 
-class Lengths(Drawn):
-    """An endless sequence of whole numbers of tokens, from 1 to `most`."""
+class Drawn(Sequence[float]):
+    """Numbers as they are drawn."""
+
+    def _values(self, drawn: Floats) -> list[float]:
+        values: list[float] = drawn.tolist()
+        return values
+
+
+class Lengths(Sequence[int]):
+    """Whole numbers of tokens, from 1 to `most`."""
 
     def __init__(self, text: str, *, most: int, seed: int, stream: int) -> None:
-        draw = parse(text)
-
-        def whole(generator: np.random.Generator, block: int) -> Floats:
-            return np.clip(np.rint(draw(generator, block)), 1, most)
-
-        super().__init__(whole, seed, stream)
+        super().__init__(parse(text), seed, stream)
         self.text, self.most = text, most
 
-    def at(self, i: int) -> int:
-        return int(super().at(i))
+    def _values(self, drawn: Floats) -> list[int]:
+        whole: list[int] = np.clip(np.rint(drawn), 1, self.most).astype(np.int64).tolist()
+        return whole
 
 
 def parse(text: str) -> Draw:

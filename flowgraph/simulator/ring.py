@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from flowgraph.plan.plan import Hop, Plan
@@ -35,8 +36,22 @@ from flowgraph.spec.hop import read_spec
 from flowgraph.spec.types import Row
 
 FAILED = "failed"
-LENGTHS = frozenset(("token", "prompt", "response", "leaf"))  # what is known of a response
+LENGTHS = "token", "prompt", "response", "leaf"  # what is known of a response
 HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
+
+
+class Sampler(msgspec.Struct, frozen=True):
+    """A hop that makes requests, and those that fire with it.
+
+    known: the lengths of a trajectory that they tell, each by its place in `LENGTHS`
+    limit: seconds that a request may take; backlogs: outputs that somebody reads of what engines can't compute
+    """
+
+    hop: Hop
+    names: tuple[str, ...]
+    known: tuple[tuple[str, int], ...]
+    limit: float | None
+    backlogs: tuple[str, ...]
 
 
 class Ring(Flow):
@@ -45,8 +60,7 @@ class Ring(Flow):
     now: seconds; soon, later: what happens now, and at a time of its own; requests: trajectory → its request
     begun: steps whose training has begun; training: how many are being trained; version: of the served weights
     behind: step → versions that the served weights were behind when its training began
-    samplers: hops that make requests; backlogs: of each, the outputs that somebody reads of what engines can't compute
-    known, limits: of each, which lengths of a trajectory it tells, and the seconds that a request may take
+    samplers: hops that make requests
     """
 
     def __init__(self, plan: Plan, fitted: Fitted) -> None:
@@ -62,14 +76,13 @@ class Ring(Flow):
         self.requests: dict[int, Request] = {}
         self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
-        self.samplers = frozenset(
-            h.name for h in plan.hops.values() if h.uses == "engine" and h.rows == "trajectory" and h.heads
-        )
-        self.backlogs = {name: _backlogs(plan, plan.hops[name]) for name in self.samplers}
+        self.samplers = {
+            h.name: _sampler(plan, h)
+            for h in plan.hops.values()
+            if h.uses == "engine" and h.rows == "trajectory" and h.heads
+        }
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
         self.watermark = self.dispatch.name, "watermark"
-        self.known = {name: _known(plan, plan.hops[name]) for name in self.samplers}
-        self.limits = {name: plan.hops[name].config.get("time_limit") for name in self.samplers}
         self.open(_Absent())
         for fold in self.folds.all.values():
             if not fold.hop.watches:
@@ -99,11 +112,19 @@ class Ring(Flow):
                 self.turn()
         self.meter.stop()
 
+    def close(self) -> None:
+        """What is still under way is let go of, so that nothing is in a cycle and memory is free at once."""
+        self.soon.clear()
+        self.later.clear()
+        for engine in self.fleet.all:
+            engine.running.clear()
+            engine.waiting.clear()
+
     def _next(self) -> bool:
         """Let the next thing happen. Whether any fold may care."""
         decoded = self.fleet.next()
         other = self.later[0][0] if self.later else math.inf
-        now = min(decoded, other)
+        now = decoded if decoded < other else other
         if now == math.inf:
             raise self.stuck()
         if now > self.now:
@@ -129,7 +150,8 @@ class Ring(Flow):
     # --- what begins ------------------------------------------------------------------------------------------
 
     def begin(self, hop: Hop, record: Record) -> None:
-        if hop.name not in self.samplers:
+        sampler = self.samplers.get(hop.name)
+        if sampler is None:
             seconds = sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
             self._after(seconds, functools.partial(self._over, hop, record))
             return
@@ -138,12 +160,12 @@ class Ring(Flow):
         tokens = self.lengths.at(key)
         fails = failures > 0 and self.fates.at(key) < failures
         decoded = (tokens + 1) // 2 if fails else tokens
-        request = Request(key, uid, self.prompts.at(uid), decoded, (hop, record, fails))
-        self.requests[key] = request
+        request = self.requests[key] = Request(
+            key, uid, self.prompts.at(uid), decoded, (sampler, record, fails)
+        )
         self.fleet.submit(request, self.now)
-        limit = self.limits[hop.name]
-        if limit is not None:
-            self._after(limit, functools.partial(self._too_late, request))
+        if sampler.limit is not None:
+            self._after(sampler.limit, functools.partial(self._too_late, request))
 
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
@@ -179,43 +201,46 @@ class Ring(Flow):
 
     def _sampled(self, request: Request) -> None:
         """The engines are done with a request."""
-        hop, record, fails = request.of
-        del self.requests[request.key]
+        sampler: Sampler
+        sampler, record, fails = request.of
+        hop, row = sampler.hop, record.row
+        del self.requests[row.key]
         self.done(hop, record)
         if fails:
             self.fail(record, hop, FAILED)
         else:
             prompt, response = request.prompt, request.done
-            lengths = {"token": prompt + response, "prompt": prompt, "response": response, "leaf": 1}
-            row = record.row
-            dims = {**row.dims, **{name: lengths[name] for name in self.known[hop.name]}}
+            lengths = prompt + response, prompt, response, 1
+            dims = row.dims.copy()
+            for name, i in sampler.known:
+                dims[name] = lengths[i]
             record.row = Row(row.kind, row.key, row.parents, row.tag, dims, row.failed)
-            for name in hop.group or (hop.name,):
+            for name in sampler.names:
                 self.give(record, name)
         if fails or record.whole:  # what came to nothing passes all other hops at once
-            self.meter.back(request.key)
-        for output in self.backlogs[hop.name]:
+            self.meter.back(row.key)
+        for output in sampler.backlogs:
             pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
             self.publish(hop.name, output, self.fleet.waiting + pressed)
 
     def _too_late(self, request: Request) -> None:
         """The time of a trajectory is over; nothing happens when it is done, or began anew, by then."""
-        hop, record, _ = request.of
+        sampler, record, _ = request.of
         if self.requests.get(record.row.key) is request:
             del self.requests[record.row.key]
             self.fleet.cancel(request, self.now)
-            self.done(hop, record)
-            self.fail(record, hop, "time limit")
+            self.done(sampler.hop, record)
+            self.fail(record, sampler.hop, "time limit")
             self.meter.back(record.row.key)
 
     def _interrupted(self, request: Request) -> None:
         """A request is given up for now; it begins anew when dispatch holds its trajectory no more."""
-        hop, record, _ = request.of
+        sampler, record, _ = request.of
         if self.requests.get(record.row.key) is request:
             del self.requests[record.row.key]
             self.fleet.cancel(request, self.now)
-            self.done(hop, record)
-            self.park(record, hop)
+            self.done(sampler.hop, record)
+            self.park(record, sampler.hop)
 
     def _over(self, hop: Hop, record: Record) -> None:
         """A firing that is no request is over."""
@@ -263,6 +288,11 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
+            if (
+                not gc.get_freeze_count()
+            ):  # all is among the old ones now, and is not looked through at the very end
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -278,16 +308,18 @@ def _trains(hop: Hop) -> bool:
     return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
 
 
-def _backlogs(plan: Plan, hop: Hop) -> list[str]:
+def _sampler(plan: Plan, hop: Hop) -> Sampler:
+    names = hop.group or (hop.name,)
+    told = {dim.removesuffix("+1") for name in names for dim in plan.hops[name].dims}
     read = {w.output for other in plan.hops.values() for w in other.watches if w.producer == hop.name}
-    spec = read_spec(hop.use, import_object(hop.use))
-    return [port.name for port in spec.outputs if port.dtype == "Backlog" and port.name in read]
-
-
-def _known(plan: Plan, hop: Hop) -> frozenset[str]:
-    """The lengths of a trajectory that its columns tell: of those hops that fire with this one."""
-    dims = [dim for name in hop.group or (hop.name,) for dim in plan.hops[name].dims]
-    return frozenset(dim.removesuffix("+1") for dim in dims) & LENGTHS
+    outputs = read_spec(hop.use, import_object(hop.use)).outputs
+    return Sampler(
+        hop,
+        names,
+        known=tuple((name, i) for i, name in enumerate(LENGTHS) if name in told),
+        limit=hop.config.get("time_limit"),
+        backlogs=tuple(p.name for p in outputs if p.dtype == "Backlog" and p.name in read),
+    )
 
 
 def _source(hop: Hop) -> Callable[..., Any]:

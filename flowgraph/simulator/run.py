@@ -29,8 +29,11 @@ def simulate_plan(plan: Plan, steps: int, settings: Settings) -> Simulated:
         raise ValueError(f"warmup must leave a step to measure, and is {warmup} of {steps} steps")
     fitted = fit(settings, plan)
     ring = Ring(endless(plan), fitted)
-    ring.run(steps, warmup)
-    return _outcome(ring, fitted, warmup)
+    try:
+        ring.run(steps, warmup)
+        return _outcome(ring, fitted, warmup)
+    finally:
+        ring.close()
 
 
 def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:

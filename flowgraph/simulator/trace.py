@@ -75,10 +75,10 @@ class Meter:
 
     def back(self, key: int) -> None:
         """It is no more."""
-        began = self.since.pop(key)
+        began, now = self.since.pop(key), self.now
         self.finished += 1
-        self.flights += self.now - began
-        self.residence += self.now - max(began, self.began)
+        self.flights += now - began
+        self.residence += now - (began if began > self.began else self.began)
 
     def step(self, record: Record, members: Sequence[Record], published: int) -> None:
         """A step is over. published: versions that the served weights were behind when it was made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,45 @@ def test_requests_end_when_they_do_token_by_token(
     assert ends == pytest.approx(stepped, rel=1e-9)
     assert fleet.retractions == retractions
     assert (fleet.running, fleet.waiting, fleet.serving) == (0, 0, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.integers(0, 8)), min_size=1, max_size=40),
+    SPEED,
+    st.sampled_from([math.inf, 60.0]),
+)
+def test_each_of_many_engines_is_as_it_is_alone_and_what_happens_is_in_order(
+    asked: list[tuple[int, int, int]], speed: Speed, kv: float
+) -> None:
+    def run(fleet: Fleet, asked: list[tuple[float, Request]]) -> dict[int, float]:
+        """Ends of requests that come at these times."""
+        ends, last = {}, 0.0
+        for at, request in [*asked, (math.inf, None)]:
+            while (now := fleet.next()) < math.inf and now <= at:
+                assert now >= last
+                last, over = now, fleet.pop()
+                if over is not None:
+                    ends[over.key] = now
+            if request is not None:
+                fleet.submit(request, at)
+        assert fleet.next() == math.inf
+        return ends
+
+    def requests() -> list[tuple[float, Request]]:
+        times = accumulate(wait for _, _, wait in asked)
+        return [
+            (float(at), Request(i, uid, 1 + uid % 3, tokens))
+            for i, (at, (uid, tokens, _)) in enumerate(zip(times, asked, strict=True))
+        ]
+
+    together = requests()
+    ends = run(Fleet(3, 4, speed, kv), together)
+    home = {request.key: request.engine.index for _, request in together}
+    alone: dict[int, float] = {}
+    for engine in range(3):
+        alone |= run(Fleet(1, 4, speed, kv), [one for one in requests() if home[one[1].key] == engine])
+    assert ends == alone
 
 
 def test_n_requests_share_an_engine_and_one_that_comes_later_slows_them_down() -> None:

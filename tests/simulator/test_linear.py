@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import Any
 
 import flowgraph
+from flowgraph.runtime.rows import Record
+from flowgraph.simulator.engines import Engine, Request
+from flowgraph.simulator.ring import Ring
 
 
 def _calls(scale: int) -> float:
@@ -45,3 +49,17 @@ def _calls(scale: int) -> float:
 def test_calls_a_trajectory_do_not_grow_with_engines_nor_with_trajectories_in_flight() -> None:
     few, many = _calls(2), _calls(8)
     assert many < 1.1 * few, f"{few:.0f} calls a trajectory, and {many:.0f} with four times as many in flight"
+
+
+def test_all_memory_of_a_simulation_is_free_when_it_is_over() -> None:
+    """Without the garbage collector, for which many thousand trajectories are much to look through."""
+    plan = flowgraph.compile("graphs/quickstart.yaml", {"hops.dispatch.in.version.max_lag": 3})
+    gc.collect()
+    gc.disable()
+    try:
+        done = flowgraph.simulate(plan, steps=4, warmup=0, engines=2, slots=4, train_seconds=1.0)
+        left = [one for one in gc.get_objects() if type(one) in (Ring, Engine, Request, Record)]
+    finally:
+        gc.enable()
+    assert done.ledger.in_flight > 0
+    assert not left

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from flowgraph import Array, Mask, Scalars, TiledOver, hop
+from hops.candidates import alike
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 Sampled = Annotated[Bool[Array, "token"], Mask()]
@@ -105,7 +106,7 @@ def opo(
     if withheld_score is not None and len(withheld_score) and withheld_length is None:
         raise ValueError(
             "the baseline of opo weighs scores by length, and withheld members come without one; "
-            "wire withheld_length, or let stale members be dropped"
+            "let stale members be dropped, use grpo or rloo, or give their lengths as withheld_length"
         )
     groups = _Groups(
         *(score, scored, uid, trajectory, response_mask, leaf_offsets),
@@ -161,8 +162,8 @@ class _Groups:
             if len(s_M) < 2:
                 alone += 1
                 continue
-            # max == min up to rounding: dividing by a standard deviation of 1e-17 would turn noise into signal
-            if s_M.max() - s_M.min() <= 1e-6 * float(np.abs(s_M).max()):
+            # Dividing by a standard deviation of 1e-17 would turn noise into signal.
+            if alike(s_M.tolist()):
                 equal += 1
                 continue
             own_M = np.bincount(member, self.sampled_L[rows], len(first))

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64
 
 from flowgraph import Array, Credit, Dim, Dropped, Event, Latest, Row, Rows, Seam, Short, fold
 from hops import candidates
-from hops.candidates import Candidates, Unit, arrive, expiring, in_time, kill, older, take
+from hops.candidates import Candidates, Unit, alike, arrive, expiring, in_time, kill, older, take
 
 Groups = Literal["whole", "partial"]
 Scores = Mapping[int, Float32[Array, "leaf"]]
+Known = Mapping[int, Bool[Array, "leaf"]]
 
 
 class Step(NamedTuple):
@@ -62,6 +63,7 @@ def oldest_first(
     ready: Annotated[Row | None, Rows("trajectory")],
     sent: Annotated[Row | None, Rows("trajectory"), Event()] = None,
     score: Scores | None = None,
+    scored: Known | None = None,
     *,
     n_groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
@@ -89,12 +91,13 @@ def oldest_first(
         limit lets it. See also `withhold`.
     drop_equal: whole groups of which all scores are equal are dropped too (reason "equal scores"): relative to each
         other they teach nothing. More are sampled in their place, until a batch is full of groups that do (DAPO's
-        dynamic sampling, arXiv 2503.14476). It wants the reward before the buffer: score, of the row that came.
+        dynamic sampling, arXiv 2503.14476). It wants the reward before the buffer: score, of the row that came, and
+        scored where some have none.
     patience: batches' worth that may be dropped before a batch is made; after that it raises ValueError, because a task
         that the model always or never solves would be sampled for ever.
     """
     size, wanted = (samples, n_groups) if groups == "whole" else (1, n_groups * samples)
-    dropped = _heard(state, ready, sent, score if drop_equal else None, size)
+    dropped = _heard(state, ready, sent, score if drop_equal else None, scored, size)
     for unit in older(state, state.batch_id - max_lag):
         dropped += kill(state, unit, size, "stale")
     if drop_equal and ready is not None and _equal(state, ready, size):
@@ -137,6 +140,7 @@ def withhold(
     ready: Annotated[Row | None, Rows("trajectory")],
     score: Scores,
     sent: Annotated[Row | None, Rows("trajectory"), Event()] = None,
+    scored: Known | None = None,
     *,
     n_groups: Annotated[int, Dim("group")],
     samples: Annotated[int, Dim("sample")],
@@ -150,7 +154,7 @@ def withhold(
     A batch has then fewer trajectories than B. A group of which every member is stale is dropped. The advantage reads
     withheld_score and withheld_uid; `dims.withheld` bounds how many there are in a batch, which is less than B.
     """
-    dropped = _heard(state, ready, sent, score, samples)
+    dropped = _heard(state, ready, sent, score, scored, samples)
     batch_id = state.batch_id
     if credit and state.wholes >= n_groups:
         stale = [unit for unit, at in state.units.items() if _is_stale(at, samples, batch_id - max_lag)]
@@ -162,13 +166,12 @@ def withhold(
         pass  # a member that is too old does not end its group
     units = take(state, n_groups, samples)
     fresh = [row for unit in units for row in unit.rows if batch_id - row.tag <= max_lag]
-    late = [
-        (unit.scores[row.key][0], row) for unit in units for row in unit.rows if batch_id - row.tag > max_lag
-    ]
+    late = [(unit, row) for unit in units for row in unit.rows if batch_id - row.tag > max_lag]
+    known = [(row.uid, unit.scores[row.key][0]) for unit, row in late if row.key in unit.scores]
     step = Withholding(
         *_step(batch_id, fresh),
-        withheld_score=np.array([score for score, _ in late], np.float32),
-        withheld_uid=np.array([row.uid for _, row in late], np.int64),
+        withheld_score=np.array([score for _, score in known], np.float32),
+        withheld_uid=np.array([uid for uid, _ in known], np.int64),
     )
     dropped += [Dropped(row, "withheld") for _, row in late]
     state.expiring = expiring(state, state.batch_id - max_lag)
@@ -179,14 +182,22 @@ def withhold(
 
 
 def _heard(
-    state: Candidates, ready: Row | None, out: Row | None, score: Scores | None, size: int
+    state: Candidates,
+    ready: Row | None,
+    out: Row | None,
+    score: Scores | None,
+    scored: Known | None,
+    size: int,
 ) -> list[Dropped]:
     """Keep count of what was sent and what came; what is dropped for what came."""
     if out is not None:
         candidates.sent(state, out, _unit(out, size))
     if ready is None:
         return []
-    scores = score[ready.key].tolist() if score is not None and ready.key in score else []
+    scores: list[float] = []
+    if score is not None and ready.key in score:
+        known = scored[ready.key] if scored is not None else np.ones(len(score[ready.key]), np.bool_)
+        scores = score[ready.key][known].tolist()
     return arrive(state, ready, _unit(ready, size), size, scores)
 
 
@@ -206,12 +217,12 @@ def _short(state: Candidates, wanted: int, credit: int) -> Short:
 
 
 def _equal(state: Candidates, row: Row, size: int) -> bool:
-    """Whether a row completes a group whose scores differ by rounding at most, as `hops.advantage.grpo` sees it."""
+    """Whether a row completes a group of equal scores. Those without one are left out; a group without any is no better."""
     unit = state.units.get(_unit(row, size))
     if unit is None or len(unit.rows) < size:
         return False
     scores = [score for one in unit.scores.values() for score in one]
-    return max(scores) - min(scores) <= 1e-6 * max(map(abs, scores))
+    return not scores or alike(scores)
 
 
 def _lose_patience(state: Candidates, patience: int, wanted: int, what: str) -> None:
@@ -222,7 +233,9 @@ def _lose_patience(state: Candidates, patience: int, wanted: int, what: str) -> 
     if n < patience * wanted:
         return
     why = ", ".join(f"{reason}: {n}" for reason, n in state.lost.items())
-    help = "raise patience, max_lag or the rollout's time limit"
+    help = "see the log of the rollout's owner, or raise its time limit"
+    if "stale" in state.lost:
+        help = "raise max_lag or patience, or set stale: wait"
     if "equal scores" in state.lost:
         help = "choose another task or reward, raise patience, or set drop_equal: false"
     raise ValueError(f"{n} {what} in a row were dropped, and no batch was made ({why}); {help}")

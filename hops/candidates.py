@@ -6,7 +6,7 @@ its oldest member.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -35,7 +35,7 @@ class Candidates(msgspec.Struct):
     whole: heap of (tag, arrival of the last member, unit); oldest: heap of (tag, unit)
     alive: tag → units; ready: tag → units that are whole; wholes: of any tag
     dead: dropped unit → members that are yet to come, and why it was dropped
-    lost: reason → units dropped since the last batch
+    lost: what is to blame → units dropped since the last batch
     expiring: trajectories that were too old for another batch, and not in it, when the last batch was made
     """
 
@@ -72,7 +72,7 @@ def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float
     at = _unit(state, row, unit)
     at.out = max(0, at.out - 1)
     if row.failed:
-        return [Dropped(row, row.failed), *kill(state, unit, size, SIBLING, came=1)]
+        return [Dropped(row, row.failed), *kill(state, unit, size, SIBLING, came=1, cause=row.failed)]
     at.rows.append(row)
     if scores:
         at.scores[row.key] = scores
@@ -83,11 +83,16 @@ def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float
     return []
 
 
-def kill(state: Candidates, unit: int, size: int, reason: str, came: int = 0) -> list[Dropped]:
-    """Drop a unit: those of it that are ready now, the others as they come. came: members that are gone already"""
+def kill(
+    state: Candidates, unit: int, size: int, reason: str, came: int = 0, cause: str = ""
+) -> list[Dropped]:
+    """Drop a unit: those of it that are ready now, the others as they come.
+
+    came: members that are gone already; cause: what is to blame, where that is not the reason of the others
+    """
     at = state.units[unit]
     _leave(state, unit, size)
-    state.lost[reason] = state.lost.get(reason, 0) + 1
+    state.lost[cause or reason] = state.lost.get(cause or reason, 0) + 1
     if left := size - len(at.rows) - came:
         state.dead[unit] = left, reason
     return [Dropped(row, reason) for row in at.rows]
@@ -137,6 +142,11 @@ def expiring(state: Candidates, than: int) -> int:
     if not any(tag < than for tag in state.alive):
         return 0
     return sum(len(at.rows) + at.out for at in state.units.values() if at.tag < than)
+
+
+def alike(scores: Sequence[float]) -> bool:
+    """Whether scores differ by rounding at most, so that relative to each other they teach nothing."""
+    return max(scores) - min(scores) <= 1e-6 * max(map(abs, scores))
 
 
 def _unit(state: Candidates, row: Row, unit: int) -> Unit:

@@ -125,13 +125,14 @@ def watermark(
 ) -> Dispatched:
     """Send out the next trajectories whenever one finishes, room appears or a version is published.
 
-    In flight never exceeds the watermark nor the ready buffer's free capacity, so a finished trajectory always finds
-    room. What is dispatched and not dropped stays within (version + max_lag + 1)·B: trained in order, the i-th
+    None is sent beyond the watermark, nor beyond the ready buffer's free capacity, so a finished one always finds room.
+    What is dispatched and not dropped stays within (version + max_lag + 1)·B: trained in order, the i-th
     trajectory is in batch i // B, so its lag is at most max_lag. One that came to nothing has left its slot.
 
     target: the watermark (default: what the lag admits, (max_lag + 1)·B), or with `adapt` the highest that it may be.
-    adapt: the watermark starts at B and follows what is seen, within [least, target]; see `hops.pace.observe`. When it
-        sinks below what is in flight because the engine is pressed, the youngest wait until it has room for them.
+    adapt: the watermark starts at B and follows what is seen, within [least, target]; see `hops.pace.observe`. It
+        bounds what is in flight and what is ready beyond the batch that is being trained, so that nothing waits long.
+        When the engine is pressed and it sinks below what is in flight, the youngest wait until it has room for them.
     least: the lowest that it may be (default: samples).
     backlog: of the engine. While it has one, what finishes is not replaced, until it has caught up or nothing is in
     flight.
@@ -147,23 +148,26 @@ def watermark(
     if group is not None:
         state.group, state.sampled = group, 0
     if dropped is not None:
-        state.dropped += 1
-        pace.dropped += dropped.reason == "stale"
+        state.dropped += dropped.reason != "withheld"  # which takes its place in a batch all the same
+        pace.dropped += dropped.reason in ("stale", "withheld")
+    waits = 0
+    if adapt:
+        # What is ready beyond the batch that is trained: it counts as if it were in flight, for it only ages.
+        waits = max(0, state.dispatched - state.in_flight - state.dropped - (version + 1) * batch)
     if finished is not None:
         if adapt:
-            ready = state.dispatched - state.in_flight - state.dropped - version * batch
             observe(
                 pace,
-                bound=state.in_flight >= int(pace.watermark),
+                bound=state.in_flight + waits >= int(pace.watermark),
                 starved=short == version + 1,
                 pressed=backlog > 0,
-                idle=ready >= 2 * batch,
+                idle=2 * waits >= int(pace.watermark),
                 least=min(most, least or samples),
                 most=most,
             )
         state.in_flight -= 1
     mark = int(pace.watermark)
-    at_once = mark if mark < free else free
+    at_once = mark - waits if mark - waits < free else free
     if backlog > 0:
         at_once = min(at_once, max(1, state.in_flight))
     admitted = min(version + max_lag + 1, steps) * batch + state.dropped

@@ -66,10 +66,12 @@ class Turns:
         prompt: Prompt,
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
+        stop: str | Sequence[str] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Reply:
         """See `hops.environments.Generate`."""
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         if self.over:
             raise RuntimeError("the episode is over: ask the model before the environment returns")
         text = prompt if isinstance(prompt, str) else self._tokenizer.chat(prompt, tools=tools)
@@ -81,7 +83,7 @@ class Turns:
             return self._refuse(why)
         if max_tokens is not None and max_tokens < room:
             room, why = max_tokens, "length"
-        sampling = Sampling(room, self._temperature, self._stop if stop is None else tuple(stop))
+        sampling = Sampling(room, self._temperature, self._stop if stop is None else texts(stop))
         turn, rid = self.turns, uuid.uuid4().hex
         self.turns += 1
         self._under_way[rid] = room
@@ -162,6 +164,11 @@ async def play(environment: Environment, example: Example, model: Turns, time_li
         print(f"environment {name_of(environment)} raised:", file=sys.stderr)
         traceback.print_exception(error, file=sys.stderr)
         raise Rejected("environment error") from error
+
+
+def texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings, of which there may be one alone."""
+    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def turn_key(key: int, turn: int) -> int:

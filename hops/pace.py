@@ -20,8 +20,8 @@ class Pace(msgspec.Struct):
     """watermark: 0 before the first call; ceiling: what it does not grow beyond, 0 while nothing is known
 
     finished: trajectories since the last turnover; of them bound: while as many as the watermark were in flight,
-    starved: while training lacked them, pressed: while the engine had more than it could compute, idle: while a whole
-    batch more than training works on was ready
+    starved: while training lacked them, pressed: while the engine had more than it could compute, idle: while half of
+    what the watermark admits was ready already
     dropped: as stale, since the last turnover; calm: turnovers since it last shrank
     """
 
@@ -46,7 +46,7 @@ def observe(
     - training starved: × 1.25, where the watermark was what bounded it, most of what came was not dropped, and it has
       not shrunk for two turnovers. Stragglers are dropped whatever is in flight: less would starve training more.
     - something was dropped as stale: × 0.8
-    - a whole batch too many was ready all the time: × 0.95
+    - half of what it admits was ready already, all the time: × 0.95
     What raises it and what lowers it can't hold both, after it shrank it waits, and it remembers what was too much: so
     it does not swing.
     """

@@ -10,6 +10,7 @@ from flowgraph.passes.check_balance import check_balance, check_leaves
 from flowgraph.passes.check_budgets import check_budgets
 from flowgraph.passes.check_dims import check_dims, check_tokens
 from flowgraph.passes.check_events import check_events
+from flowgraph.passes.check_limits import check_limits
 from flowgraph.passes.check_owners import (
     check_agreement,
     check_lifetimes,
@@ -55,6 +56,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_events,
     check_said,
     check_budgets,
+    check_limits,
     check_ranks,
 )
 

@@ -60,8 +60,8 @@ class Flow(ABC):
         )
         self.at_work: dict[str, dict[int, Record]] = {name: {} for name in engines}
         self.hold = 0
-        self.stopping: set[int] = set()
-        self.parked: dict[int, tuple[Hop, Record]] = {}
+        self.stopping: set[tuple[str, int]] = set()
+        self.parked: dict[tuple[str, int], Record] = {}
         self.steps_done = 0
         self.over: dict[int, Record] = {}
         self.ended = False
@@ -140,11 +140,19 @@ class Flow(ABC):
     def denied(self) -> set[str]:
         """Folds that would make another row if they had credit."""
         folds = self.folds.all.values()
-        return {fold.hop.name for fold in folds if fold.gated and fold.changed}
+        gated = {fold.hop.name for fold in folds if fold.gated and fold.changed}
+        told = {f.hop.name for f in folds if f.credit and self.steps_made < self.plan.run.steps}
+        return gated | {name for name in told if self._credit(self.plan.hops[name]) <= 0}
+
+    @property
+    def steps_made(self) -> int:
+        return self.table.next_key.get("step", 0)
 
     def stuck(self) -> RunError:
         """Nothing is under way and nothing can fire."""
-        counts, waiting = self.ledger.counts, self.folds.waiting()
+        counts = self.ledger.counts
+        full = {name for name, fold in self.folds.all.items() if fold.full}
+        waiting = {name: n for name, n in self.folds.waiting().items() if name not in full}
         queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
         queued += f"; {len(self.parked)} are held" if self.parked else ""
         at = f"options of {' and '.join(waiting)}" if waiting else "options of the batch"
@@ -192,7 +200,7 @@ class Flow(ABC):
         if not hop.makes_rows or hop.rows == "trajectory":
             return 1
         if hop.rows == "step":
-            made = self.table.next_key.get("step", 0)
+            made = self.steps_made
             room = min(hop.queue + 1 - (made - self.steps_done), self.plan.run.steps - made)
         else:
             room = (
@@ -325,7 +333,7 @@ class Flow(ABC):
         self.firing[hop.name] -= 1
         if record is not None and hop.name in self.at_work:
             self.at_work[hop.name].pop(record.row.key, None)
-            self.stopping.discard(record.row.key)
+            self.stopping.discard((hop.name, record.row.key))
         if watched:
             watch = next(w for w in hop.watches if w.port == watched)
             self.held[watch.producer, watch.output] -= 1
@@ -337,22 +345,22 @@ class Flow(ABC):
         self._skip(record, hop)
 
     def _hold(self, n: int) -> None:
-        """Of the trajectories at an engine, let the n youngest wait, and those that waited longest go on."""
+        """Of the trajectories at an engine, let the n youngest wait, and the oldest of those that do go on."""
         self.hold = n
         for name, working in self.at_work.items():
-            more = n - len(self.parked) - len(self.stopping)
-            for key in sorted(working.keys() - self.stopping, reverse=True)[: max(0, more)]:
-                self.stopping.add(key)
+            stopping = [key for hop, key in self.stopping if hop == name]
+            parked = sorted(key for hop, key in self.parked if hop == name)
+            more = n - len(parked) - len(stopping)
+            for key in sorted(working.keys() - set(stopping), reverse=True)[: max(0, more)]:
+                self.stopping.add((name, key))
                 self.interrupt(self.plan.hops[name], working[key])
-        fewer = len(self.parked) + len(self.stopping) - n
-        for key in sorted(sorted(self.parked)[: max(0, fewer)], reverse=True):
-            hop, record = self.parked.pop(key)
-            self.ready[hop.name].appendleft(record)
-            self.due[hop.name] = None
+            for key in reversed(parked[: max(0, -more)]):
+                self.ready[name].appendleft(self.parked.pop((name, key)))
+                self.due[name] = None
 
     def park(self, record: Record, hop: Hop) -> None:
         """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""
-        self.parked[record.row.key] = hop, record
+        self.parked[hop.name, record.row.key] = record
         self._hold(self.hold)
 
     def _skip(self, record: Record, hop: Hop) -> None:

@@ -20,7 +20,7 @@ class Meter:
     """Totals since the start. Bytes are counted where they are read and written, by whoever did it.
 
     sizes: reader → writer → sizes of a block → how many such blocks it read
-    lags: lag → trajectories trained on
+    lags: lag → trajectories trained on; behind: step → versions that the served weights were behind when it was trained
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -33,6 +33,7 @@ class Meter:
         self.driver_bytes = 0
         self.sizes: dict[str, dict[str, dict[tuple[int, ...], int]]] = {}
         self.lags: Counter[int] = Counter()
+        self.behind: dict[int, int] = {}
         self.start()
 
     def start(self) -> None:
@@ -71,12 +72,12 @@ class Meter:
         steps = flow.table.live["step"].values()
         return sum(not self.trainers.isdisjoint(step.left) for step in steps)
 
-    def _weights_lag(self, flow: Flow) -> int:
-        """Batches trained whose weights the engine does not serve yet: made − untrained − version."""
-        if self.publisher is None:
-            return 0
+    def trains(self, hop: Hop, record: Record, flow: Flow) -> None:
+        """A hop begins; where it trains: how many batches are trained whose weights the engine does not serve yet."""
+        if self.publisher is None or self.trainers.isdisjoint(hop.group or (hop.name,)):
+            return
         version = flow.folds.latest[self.publisher.name, next(iter(self.publisher.initial))]
-        return int(flow.table.next_key.get("step", 0) - self._untrained(flow) - version)
+        self.behind[record.row.key] = int(record.row.key - version)
 
     def count(
         self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], homes: Mapping[str, int]
@@ -128,7 +129,7 @@ class Meter:
             "lag_mean": sum(lag * n for lag, n in lags.items()) / max(1, len(members)),
             "lag_max": max(lags, default=0),
             "lags": dict(sorted(lags.items())),
-            "weights_lag": self._weights_lag(flow),
+            "weights_lag": self.behind.pop(record.row.key, 0),
             **depths._asdict(),
             "depths": of_step,
             "dropped": dict(flow.ledger.counts.dropped),

@@ -157,6 +157,7 @@ class Ring(Flow):
 
     def begin(self, hop: Hop, record: Record) -> None:
         row = record.row
+        self.meter.trains(hop, record, self)
         group = [self.plan.hops[name] for name in hop.group or (hop.name,)]
         blocks: dict[str, list[Block]] = {}
         for one in group:

@@ -143,6 +143,10 @@ class Worker:
 
     def _ended(self, id: int, task: asyncio.Task[None]) -> None:
         del self.tasks[id]
+        if (
+            task.cancelled() and id in self.interrupted
+        ):  # before it had begun, so that it could not say so itself
+            self.send(Gone(id, ""))
         self.interrupted.discard(id)
 
     def _fire(self, head: Hop, fire: Fire) -> None:

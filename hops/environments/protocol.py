@@ -47,7 +47,7 @@ class Generate(Protocol):
         prompt: Prompt,
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
+        stop: str | Sequence[str] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Reply:
         """The answer to messages ({"role", "content"}), or to a text that it continues.

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.runtime.harness import timeless
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,7 @@ def quickstart(runs: Path, executor: str) -> list[dict[str, Any]]:
     return [timeless(json.loads(line)) for line in lines]
 
 
+@pytest.mark.slow
 def test_tokens_rewards_advantages_and_losses_are_equal_bit_for_bit(smollm2: str, tmp_path: Path) -> None:
     one = quickstart(tmp_path / "inproc", "inproc")
     two = quickstart(tmp_path / "processes", "processes")

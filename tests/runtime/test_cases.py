@@ -67,3 +67,16 @@ def test_a_full_buffer_holds_dispatch_back_and_evicts_nothing(capacity: int) -> 
     in_time(flow, seconds)
     assert most == capacity
     assert flow.ledger.counts.dropped == {}
+
+
+def test_a_watermark_that_adapts_keeps_the_lag_low_where_training_is_the_slower_side() -> None:
+    """Each waits as long as all that was sent before it; what only ages is not sent."""
+
+    def lag(adapt: bool) -> float:
+        flow = Virtual(plan_of(*ring_of(4, 2, 3, steps=40, adapt=adapt)))
+        took = in_time(flow, lambda hop, record: {"train": 10.0, "rollout": 1.0}.get(hop, 0.0))
+        assert took < 40 * 10.0 + 30.0, "training is never kept waiting"
+        return sum(map(sum, flow.lags)) / (40 * BATCH)
+
+    assert lag(adapt=False) > 2.5
+    assert lag(adapt=True) < 1.6

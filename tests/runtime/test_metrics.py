@@ -73,7 +73,7 @@ def test_weights_that_are_not_published_yet_are_a_lag_of_their_own(tmp_path: Pat
         "run.steps=4",
     )
     done = run_toy(tmp_path, *sets)
-    assert [one["weights_lag"] for one in records(done.directory)] == [1, 0, 1, 0]
+    assert [one["weights_lag"] for one in records(done.directory)] == [0, 1, 0, 1]
     assert [one["lag_max"] for one in records(done.directory)] == [0, 1, 0, 1]
 
 

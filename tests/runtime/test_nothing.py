@@ -137,12 +137,33 @@ PRESSED = (
 )
 
 
+def waiting(flow: Virtual) -> list[int]:
+    return sorted(key for _, key in flow.parked)
+
+
 def pressed(flow: Virtual, backlog: int, watermark: int) -> None:
     """The engine can't keep up, and dispatch has made its watermark smaller."""
     flow.state("dispatch").pace.watermark = float(watermark)
     flow.publish("rollout", "backlog", backlog)
     flow.folds.all["dispatch"].changed = True
     flow.turn()
+
+
+def test_a_firing_that_is_interrupted_before_it_has_begun_is_gone_too() -> None:
+    plan = plan_of("hops.rollout.with={jitter: 0.0}")
+    said: list[FromWorker] = []
+
+    async def at_once(worker: Worker) -> None:
+        await worker.start()
+        worker.handle(Fire(7, "rollout", 0, {}, [1], {}, {"rollout": 0}))
+        worker.handle(Interrupt(7))
+        await asyncio.sleep(0.01)
+        await worker.close()
+
+    with arenas(plan) as fds:
+        worker = Worker(plan, "rollout", {}, map_all(fds), said.append)
+        asyncio.run(at_once(worker))
+    assert said[1:] == [Gone(7, "")]
 
 
 def test_the_youngest_wait_and_those_that_waited_longest_go_on_first() -> None:
@@ -154,11 +175,11 @@ def test_the_youngest_wait_and_those_that_waited_longest_go_on_first() -> None:
     flow.ends("rollout", 10)  # it was done before it heard
     flow.stops("rollout", 11)
     flow.stops("rollout", 9)
-    assert sorted(flow.parked) == [9, 11]
+    assert waiting(flow) == [9, 11]
     assert flow.told_to_stop == [], "two wait, and nine are at the engine"
     flow.ends("rollout", 0)
     flow.ends("rollout", 1)
-    assert (sorted(flow.parked), flow.ledger.counts.in_flight) == ([], 9)
+    assert (waiting(flow), flow.ledger.counts.in_flight) == ([], 9)
     assert flow.keys("rollout") == [2, 3, 4, 5, 6, 7, 8, 9, 11]
 
 
@@ -168,9 +189,9 @@ def test_what_waits_goes_on_when_the_engine_has_caught_up_and_not_before_there_i
     for key in (11, 10, 9):
         flow.stops("rollout", key)
     pressed(flow, 0, watermark=9)
-    assert sorted(flow.parked) == [9, 10, 11], "as many as the watermark are still at the engine"
+    assert waiting(flow) == [9, 10, 11], "as many as the watermark are still at the engine"
     pressed(flow, 0, watermark=11)
-    assert (sorted(flow.parked), flow.keys("rollout")) == ([11], list(range(11)))
+    assert (waiting(flow), flow.keys("rollout")) == ([11], list(range(11)))
     pressed(flow, 0, watermark=12)
     assert flow.keys("rollout") == list(range(12))
 

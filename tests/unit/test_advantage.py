@@ -152,7 +152,7 @@ def test_withheld_members_still_shape_the_baseline(stale: int, estimator: Any) -
 
 def test_withheld_members_without_what_the_baseline_needs_are_refused() -> None:
     """A10"""
-    with pytest.raises(ValueError, match=r"withheld members come without one; wire withheld_length"):
+    with pytest.raises(ValueError, match=r"withheld members come without one; let stale members be dropped"):
         estimate([1, 0], estimator=opo, **withheld([1]))
     assert advantages([1, 0], estimator=opo, **withheld([])) == advantages([1, 0], estimator=opo)
     with pytest.raises(ValueError, match="1 withheld scores and 0 uids; wire both"):

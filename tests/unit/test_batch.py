@@ -80,7 +80,7 @@ def test_what_is_too_old_is_stale_whatever_its_scores() -> None:
 def test_a_batch_that_is_never_made_ends_by_name_with_every_reason() -> None:
     made = Made(drop_equal=True, patience=2)
     made(row(0, failed="time limit"))
-    with pytest.raises(ValueError, match=rf"2 groups in a row .*{SIBLING}: 1, equal scores: 1.*another task"):
+    with pytest.raises(ValueError, match=r"2 groups in a row .*time limit: 1, equal scores: 1.*another task"):
         scored(made, {1: [1.0], 2: [1.0], 3: [1.0]})
 
 
@@ -215,3 +215,25 @@ def test_the_state_is_a_value_that_goes_on_where_it_was() -> None:
     stored = msgspec.msgpack.encode(half.state)
     resumed = Made(n_groups=2, state=msgspec.msgpack.decode(stored, type=Candidates)).all(rows[2:])
     assert resumed.steps == whole.steps == [[0, 1, 2, 3]]
+
+
+def test_a_member_without_a_score_is_neither_equal_nor_withheld() -> None:
+    """Case A7."""
+    made = Made(drop_equal=True, samples=3)
+    for key, score, known in ((0, 1.0, True), (1, 0.0, False), (2, 1.0, True)):
+        made(row(key, uid=0), score={key: np.array([score], np.float32)}, scored={key: np.array([known])})
+    assert [reason for _, reason in made.dropped] == ["equal scores"] * 3
+    late = Made(withhold, max_lag=0, state=Candidates(batch_id=1))
+    for key, tag in ((0, 0), (1, 1)):
+        late(row(key, tag=tag), score={key: np.zeros(1, np.float32)}, scored={key: np.array([key == 1])})
+    assert (late.steps, late.withheld, late.dropped) == ([[1]], [], [(0, "withheld")])
+
+
+@pytest.mark.parametrize(
+    ("reason", "help"), [("time limit", "see the log of the rollout's owner"), ("stale", "raise max_lag")]
+)
+def test_who_loses_patience_says_what_to_look_at(reason: str, help: str) -> None:
+    made = Made(samples=1, patience=2, max_lag=0, state=Candidates(batch_id=5 if reason == "stale" else 0))
+    failed = "" if reason == "stale" else reason
+    with pytest.raises(ValueError, match=f"2 groups in a row.*{reason}: 2.*{help}"):
+        made.all([row(0, failed=failed), row(1, failed=failed)])

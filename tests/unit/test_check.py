@@ -257,3 +257,12 @@ def test_what_is_made_is_taken_and_what_is_kept_is_let_go(
     found = toy(tmp_path, *edits)
     said = [f"{d.code} {span(found.sources[d.place.file], d.place)}" for d in found.diagnostics]
     assert said == expected
+
+
+def test_the_time_of_a_trajectory_ends_before_the_deadline_of_the_run() -> None:
+    """Case S12: else one that hangs ends the run, and not its group."""
+    graph = str(Path(__file__).parents[2] / "graphs/multiturn.yaml")
+    assert load(graph).diagnostics == []
+    for override in ("hops.rollout.with.time_limit=1000", "run.deadline=60"):
+        (found,) = load(graph, [override]).diagnostics
+        assert (found.code, "set time_limit below" in found.help) == ("FG111", True)

@@ -217,7 +217,7 @@ def _short(state: Candidates, wanted: int, credit: int) -> Short:
 
 
 def _equal(state: Candidates, row: Row, size: int) -> bool:
-    """Whether a row completes a group of equal scores. Those without one are left out; a group without any is no better."""
+    """Whether a row completes a group of equal scores. One without any score is no better."""
     unit = state.units.get(_unit(row, size))
     if unit is None or len(unit.rows) < size:
         return False

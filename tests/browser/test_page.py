@@ -160,7 +160,7 @@ def test_a_hop_opens_by_key_and_by_mouse_and_says_what_it_is(page: Page) -> None
     assert "hop grpo(" in shown
     assert "score: f32[leaf],  # reward.score" in shown
     assert "f32[token] TiledOver(leaf)" in shown
-    assert "Group-relative advantage" in shown  # of its docstring
+    assert "(s_i − mean)" in shown  # of its docstring
     page.press("Escape", 27)
     assert page.evaluate("document.getElementById('panel').hidden")
     assert page.evaluate("document.activeElement.dataset.hop") == "advantage"

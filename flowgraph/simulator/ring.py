@@ -13,13 +13,12 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections import deque, namedtuple
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from flowgraph.engines.protocol import HIGH_MARK
@@ -29,29 +28,13 @@ from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.simulator.engines import Fleet, Request
+from flowgraph.simulator.facts import Sampler, computes_anew, sampler_of, source, trains
 from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse
 from flowgraph.simulator.settings import Fitted
 from flowgraph.simulator.trace import Meter
-from flowgraph.spec.config import import_object
-from flowgraph.spec.hop import HopSpec, read_spec
 from flowgraph.spec.types import Row
 
 FAILED = "failed"
-LENGTHS = "token", "prompt", "response", "leaf"  # what is known of a response
-
-
-class Sampler(msgspec.Struct, frozen=True):
-    """A hop that makes requests, and those that fire with it.
-
-    known: the lengths of a trajectory that they tell, each by its place in `LENGTHS`
-    limit: seconds that a request may take; backlogs: outputs that somebody reads of what engines can't compute
-    """
-
-    hop: Hop
-    names: tuple[str, ...]
-    known: tuple[tuple[str, int], ...]
-    limit: float | None
-    backlogs: tuple[str, ...]
 
 
 class Ring(Flow):
@@ -78,17 +61,17 @@ class Ring(Flow):
         self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
         self.samplers = {
-            h.name: _sampler(plan, h)
+            h.name: sampler_of(plan, h)
             for h in plan.hops.values()
             if h.uses == "engine" and h.rows == "trajectory" and h.heads
         }
-        self.again = {h.name for h in plan.hops.values() if h.initial and _anew(h)}
+        self.again = {h.name for h in plan.hops.values() if h.initial and computes_anew(h)}
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
         self.watermark = self.dispatch.name, "watermark"
         self.open(_Absent())
         for fold in self.folds.all.values():
             if not fold.hop.watches:
-                fold.step = _source(fold.hop)
+                fold.step = source(fold.hop)
 
     def _draw(self, fitted: Fitted) -> None:
         """The sequences that all chance comes from, each of its own stream."""
@@ -186,7 +169,7 @@ class Ring(Flow):
         """Seconds that a hop takes. The trainer is at work from now on, or the engines stand still."""
         s = self.settings
         given = s.seconds.get(hop.name)
-        if _trains(hop):
+        if trains(hop):
             self.begun += 1
             self.training += 1
             self.behind[record.row.key] = record.row.key - self.version
@@ -249,7 +232,7 @@ class Ring(Flow):
     def _over(self, hop: Hop, record: Record) -> None:
         """A firing that is no request is over."""
         row, names = record.row, hop.group or (hop.name,)
-        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
+        self.training -= sum(trains(self.plan.hops[name]) for name in names)
         self.done(hop, record)
         for name in names:
             self.give(record, name)
@@ -308,40 +291,3 @@ class _Absent(dict[str, Any]):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-def _trains(hop: Hop) -> bool:
-    """Whether it is the hop that makes new weights."""
-    return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
-
-
-def _options(hop: Hop) -> tuple[HopSpec, dict[str, Any]]:
-    """What a hop's signature says, and its options as the graph gives them, or else by default."""
-    spec = read_spec(hop.use, import_object(hop.use))
-    return spec, {p.name: p.default for p in spec.params if not p.required} | hop.config
-
-
-def _anew(hop: Hop) -> bool:
-    return bool(_options(hop)[1].get("pause") != "in_place")
-
-
-def _sampler(plan: Plan, hop: Hop) -> Sampler:
-    names = hop.group or (hop.name,)
-    told = {dim.removesuffix("+1") for name in names for dim in plan.hops[name].dims}
-    read = {w.output for other in plan.hops.values() for w in other.watches if w.producer == hop.name}
-    spec, options = _options(hop)
-    return Sampler(
-        hop,
-        names,
-        known=tuple((name, i) for i, name in enumerate(LENGTHS) if name in told),
-        limit=options.get("time_limit"),
-        backlogs=tuple(p.name for p in spec.outputs if p.dtype == "Backlog" and p.name in read),
-    )
-
-
-def _source(hop: Hop) -> Callable[..., Any]:
-    """A source without an end, which gives a group without columns: what is in it nobody reads."""
-    group = namedtuple("Group", ())()
-    made = namedtuple("Groups", tuple(hop.outputs))  # type: ignore[misc]
-    given = made(*([group] if kind == "rows" else 0 for kind in hop.outputs.values()))
-    return lambda state: given

@@ -54,11 +54,6 @@ def planned() -> Plan:
     )
 
 
-def events(ring: Ring) -> int:
-    counts = ring.ledger.counts
-    return 2 * counts.dispatched - counts.in_flight + counts.consumed + sum(counts.dropped.values())
-
-
 def measured(plan: Plan, *, clocked: bool) -> tuple[float, int, float, dict[str, Clocked]]:
     """Seconds and events of the steps after those, trajectories in flight meanwhile, and the folds' clocks."""
     ring = Ring(endless(plan), fit(make(SETTINGS), plan))
@@ -67,11 +62,16 @@ def measured(plan: Plan, *, clocked: bool) -> tuple[float, int, float, dict[str,
     if clocked:
         for name, fold in ring.folds.all.items():
             fold.step = clocks[name] = Clocked(fold.step)
-    before, began, since = events(ring), time.process_time(), ring.meter.now
+    before, began, since = ring.ledger.counts.events, time.process_time(), ring.meter.now
     area = ring.meter.area[0]
     ring.run(STEPS, 0)
     seconds = time.process_time() - began
-    return seconds, events(ring) - before, (ring.meter.area[0] - area) / (ring.meter.now - since), clocks
+    return (
+        seconds,
+        ring.ledger.counts.events - before,
+        (ring.meter.area[0] - area) / (ring.meter.now - since),
+        clocks,
+    )
 
 
 def loop() -> float:

@@ -236,10 +236,11 @@ def sweep(
     model: File | None = None,
     **settings: Any,
 ) -> list[Swept]:
-    """Simulate a graph file with every combination of values; each comes with what was set, or why it is refused.
+    """Simulate a graph file with every combination of values; each with what came of it, or why nothing did.
 
-    sweeps: `path=value,value,…`; path is that of an override, `hop.option`, or the name of a setting
-    Raises as `simulate` does, for the first combination that does.
+    sweeps: `path=value,value,…`, or with `;` where values have commas; path is that of an override, `hop.option`, or a
+    setting by its name or that of its option
+    Raises ValueError for another form, and as `simulate` does when nothing comes of any combination.
     """
     from flowgraph.simulator import sweep as sweeping
 

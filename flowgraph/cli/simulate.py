@@ -84,8 +84,8 @@ Above = click.FloatRange(min=0, min_open=True)
     "sweeps",
     multiple=True,
     metavar="PATH=V,V,…",
-    help="A row a value; several: each with each. "
-    "PATH: as of --set, hop.option, or an option above such as engines.",
+    help="A row a value; several: each with each. PATH: as of --set, hop.option, seconds.HOP, or an option above "
+    "from warmup to seed. Where values have commas, as lognormal:20,1.2 and those of decode, write V;V;…",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Draw it over time, as SVG.")
 @JSON
@@ -105,7 +105,7 @@ def simulate(
         raise click.UsageError("-o draws one simulation, and --sweep makes many; leave one out")
     model = click.get_current_context().meta.get("model")
     try:
-        options = _options(given)
+        options = _options(given, sweeps)
         if sweeps:
             found = api.sweep(graph, sweeps, steps=steps, overrides=overrides, model=model, **options)
             click.echo(sweep.to_json(found) if as_json else sweep.render(found, width()), nl=as_json)
@@ -121,28 +121,20 @@ def simulate(
     click.echo(outcome.to_json(one) if as_json else outcome.render(one, width()), nl=as_json)
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, as settings."""
+def _options(given: dict[str, Any], sweeps: tuple[str, ...]) -> dict[str, Any]:
+    """What was given, as settings; a batch's time is by rate unless it is given, swept or not."""
+    from flowgraph.simulator.settings import decode
+    from flowgraph.simulator.sweep import setting
+
     options = {name: value for name, value in given.items() if value is not None}
-    if "train_seconds" not in options:
+    if "train_seconds" not in {*options, *(setting(text.partition("=")[0]) for text in sweeps)}:
         options.setdefault("train_rate", 50_000.0)
-    speed = _decode(options.pop("decode", ""))
+    speed = decode(options.pop("decode")) if "decode" in options else {}
     if "prefill" in options:
         speed["prefill"] = options.pop("prefill")
     options["speed"] = speed
     options["seconds"] = dict(_second(text) for text in options.pop("others"))
     return options
-
-
-def _decode(text: str) -> dict[str, float]:
-    names = ("step", "per_request", "per_token")
-    try:
-        numbers = [float(one) for one in text.split(",")] if text else []
-    except ValueError:
-        numbers = [0.0] * 4
-    if len(numbers) > len(names):
-        raise ValueError(f"--decode {text}: give seconds as A,B or A,B,C, such as 0.012,4e-5")
-    return dict(zip(names, numbers, strict=False))
 
 
 def _second(text: str) -> tuple[str, float]:

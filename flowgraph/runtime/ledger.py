@@ -23,6 +23,11 @@ class Counts(msgspec.Struct):
     consumed: int = 0
     dropped: dict[str, int] = {}
 
+    @property
+    def events(self) -> int:
+        """How often a trajectory was dispatched, left flight, was consumed or dropped."""
+        return 2 * self.dispatched - self.in_flight + self.consumed + sum(self.dropped.values())
+
 
 class Ledger:
     """The place of every trajectory that is not over. Each move is checked; what is over is counted, and forgotten."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from flowgraph.report.draw.colours import DARK, LIGHT
 from flowgraph.report.draw.svg import SANS
 from flowgraph.report.draw.text import clean, escape, fit, text_width
-from flowgraph.simulator.outcome import Simulated
+from flowgraph.simulator.outcome import Simulated, time_text
 from flowgraph.simulator.trace import Point
 
 WIDTH, HEIGHT = 760.0, 96.0  # of a panel
@@ -101,7 +101,7 @@ def _panel(panel: Panel, points: Sequence[Point], end: float, warm: float, y: fl
         f'<rect class="frame" x="{_n(LEFT)}" y="{_n(y)}" width="{_n(WIDTH)}" height="{_n(HEIGHT)}"/>',
         _text(LEFT - 6, y + 8, f"{top:.0%}" if panel.share else f"{top:,g}", "soft", "end"),
         _text(LEFT - 6, y + HEIGHT, "0", "soft", "end"),
-        _text(LEFT + WIDTH, y + HEIGHT + 13, _clock(end), "soft", "end"),
+        _text(LEFT + WIDTH, y + HEIGHT + 13, time_text(end), "soft", "end"),
     ]
     x = LEFT + text_width(panel.name, 12, "bold") + 16
     for i, (name, _) in enumerate(panel.lines):
@@ -126,13 +126,6 @@ def _round_up(value: float) -> float:
     while power > value:
         power /= 10
     return next(n * power for n in (1, 2, 5, 10) if n * power >= value)
-
-
-def _clock(seconds: float) -> str:
-    for limit, unit, name in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (1e99, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.3g} {name}"
-    raise AssertionError(seconds)
 
 
 def _text(x: float, y: float, text: str, css: str, anchor: str = "") -> str:

@@ -13,54 +13,38 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections import deque, namedtuple
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from flowgraph.engines.protocol import HIGH_MARK
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.arena import Regions, Slots
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.simulator.engines import Fleet, Request
+from flowgraph.simulator.facts import Sampler, computes_anew, sampler_of, source, trains
 from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse
 from flowgraph.simulator.settings import Fitted
 from flowgraph.simulator.trace import Meter
-from flowgraph.spec.config import import_object
-from flowgraph.spec.hop import read_spec
 from flowgraph.spec.types import Row
 
 FAILED = "failed"
-LENGTHS = "token", "prompt", "response", "leaf"  # what is known of a response
-HIGH_MARK = 0.9  # of the KV cache: beyond it an engine has a backlog, as `EngineLoad.backlog` has it
-
-
-class Sampler(msgspec.Struct, frozen=True):
-    """A hop that makes requests, and those that fire with it.
-
-    known: the lengths of a trajectory that they tell, each by its place in `LENGTHS`
-    limit: seconds that a request may take; backlogs: outputs that somebody reads of what engines can't compute
-    """
-
-    hop: Hop
-    names: tuple[str, ...]
-    known: tuple[tuple[str, int], ...]
-    limit: float | None
-    backlogs: tuple[str, ...]
 
 
 class Ring(Flow):
     """Drives a plan's folds under a virtual clock.
 
-    now: seconds; soon, later: what happens now, and at a time of its own; requests: trajectory → its request
+    now: seconds; soon, later: what happens now, and at a time of its own; requests: hop, trajectory → the request
     begun: steps whose training has begun; training: how many are being trained; version: of the served weights
     behind: step → versions that the served weights were behind when its training began
     samplers: hops that make requests
+    again: hops that publish weights, after which what is under way has its KV computed anew
     """
 
     def __init__(self, plan: Plan, fitted: Fitted) -> None:
@@ -73,20 +57,21 @@ class Ring(Flow):
         self._draw(fitted)
         self.soon: deque[Callable[[], None]] = deque()
         self.later: list[tuple[float, int, Callable[[], None]]] = []
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[tuple[str, int], Request] = {}
         self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
         self.samplers = {
-            h.name: _sampler(plan, h)
+            h.name: sampler_of(plan, h)
             for h in plan.hops.values()
             if h.uses == "engine" and h.rows == "trajectory" and h.heads
         }
+        self.again = {h.name for h in plan.hops.values() if h.initial and computes_anew(h)}
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
         self.watermark = self.dispatch.name, "watermark"
         self.open(_Absent())
         for fold in self.folds.all.values():
             if not fold.hop.watches:
-                fold.step = _source(fold.hop)
+                fold.step = source(fold.hop)
 
     def _draw(self, fitted: Fitted) -> None:
         """The sequences that all chance comes from, each of its own stream."""
@@ -160,7 +145,7 @@ class Ring(Flow):
         tokens = self.lengths.at(key)
         fails = failures > 0 and self.fates.at(key) < failures
         decoded = (tokens + 1) // 2 if fails else tokens
-        request = self.requests[key] = Request(
+        request = self.requests[hop.name, key] = Request(
             key, uid, self.prompts.at(uid), decoded, (sampler, record, fails)
         )
         self.fleet.submit(request, self.now)
@@ -171,7 +156,7 @@ class Ring(Flow):
         self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
 
     def interrupt(self, hop: Hop, record: Record) -> None:
-        self.soon.append(functools.partial(self._interrupted, self.requests[record.row.key]))
+        self.soon.append(functools.partial(self._interrupted, self.requests[hop.name, record.row.key]))
 
     def _after(self, seconds: float, happens: Callable[[], None]) -> None:
         if seconds:
@@ -184,7 +169,7 @@ class Ring(Flow):
         """Seconds that a hop takes. The trainer is at work from now on, or the engines stand still."""
         s = self.settings
         given = s.seconds.get(hop.name)
-        if _trains(hop):
+        if trains(hop):
             self.begun += 1
             self.training += 1
             self.behind[record.row.key] = record.row.key - self.version
@@ -193,7 +178,7 @@ class Ring(Flow):
             return s.train_seconds + tokens / rate if given is None else given
         if hop.initial:
             seconds = s.sync_seconds if given is None else given
-            self.fleet.pause(self.now, seconds, again=hop.config.get("pause", "retract") != "in_place")
+            self.fleet.pause(self.now, seconds, again=hop.name in self.again)
             return seconds
         return given or 0.0
 
@@ -204,57 +189,62 @@ class Ring(Flow):
         sampler: Sampler
         sampler, record, fails = request.of
         hop, row = sampler.hop, record.row
-        del self.requests[row.key]
+        del self.requests[hop.name, row.key]
         self.done(hop, record)
         if fails:
             self.fail(record, hop, FAILED)
-        else:
-            prompt, response = request.prompt, request.done
-            lengths = prompt + response, prompt, response, 1
-            dims = row.dims.copy()
-            for name, i in sampler.known:
-                dims[name] = lengths[i]
-            record.row = Row(row.kind, row.key, row.parents, row.tag, dims, row.failed)
-            for name in sampler.names:
-                self.give(record, name)
-        if fails or record.whole:  # what came to nothing passes all other hops at once
-            self.meter.back(row.key)
+            return
+        prompt, response = request.prompt, request.done
+        lengths = prompt + response, prompt, response, 1
+        dims = row.dims.copy()
+        for name, i in sampler.known:
+            dims[name] = lengths[i]
+        record.row = Row(row.kind, row.key, row.parents, row.tag, dims, row.failed)
+        for name in sampler.names:
+            self.give(record, name)
         for output in sampler.backlogs:
             pressed = request.engine.kv > HIGH_MARK * self.fleet.kv or request.retractions > 0
             self.publish(hop.name, output, self.fleet.waiting + pressed)
 
     def _too_late(self, request: Request) -> None:
         """The time of a trajectory is over; nothing happens when it is done, or began anew, by then."""
-        sampler, record, _ = request.of
-        if self.requests.get(record.row.key) is request:
-            del self.requests[record.row.key]
-            self.fleet.cancel(request, self.now)
-            self.done(sampler.hop, record)
+        if self._given_up(request):
+            sampler, record, _ = request.of
             self.fail(record, sampler.hop, "time limit")
-            self.meter.back(record.row.key)
 
     def _interrupted(self, request: Request) -> None:
         """A request is given up for now; it begins anew when dispatch holds its trajectory no more."""
-        sampler, record, _ = request.of
-        if self.requests.get(record.row.key) is request:
-            del self.requests[record.row.key]
-            self.fleet.cancel(request, self.now)
-            self.done(sampler.hop, record)
+        if self._given_up(request):
+            sampler, record, _ = request.of
             self.park(record, sampler.hop)
+
+    def _given_up(self, request: Request) -> bool:
+        """The engines let go of a request; False when it is over already, or another has taken its place."""
+        sampler, record, _ = request.of
+        at = sampler.hop.name, record.row.key
+        if self.requests.get(at) is not request:
+            return False
+        del self.requests[at]
+        self.fleet.cancel(request, self.now)
+        self.done(sampler.hop, record)
+        return True
 
     def _over(self, hop: Hop, record: Record) -> None:
         """A firing that is no request is over."""
         row, names = record.row, hop.group or (hop.name,)
-        self.training -= sum(_trains(self.plan.hops[name]) for name in names)
+        self.training -= sum(trains(self.plan.hops[name]) for name in names)
         self.done(hop, record)
         for name in names:
             self.give(record, name)
-        if row.kind == "trajectory" and record.whole:
-            self.meter.back(row.key)
         for name in names:
             for output in self.plan.hops[name].initial:
                 self.version = row.key + 1
                 self.publish(name, output, self.version)
+
+    def give(self, record: Record, hop: str, offset: int = -1, sizes: tuple[int, ...] = ()) -> None:
+        super().give(record, hop, offset, sizes)
+        if record.whole and record.row.kind == "trajectory":
+            self.meter.back(record.row.key)
 
     # --- what the flow asks -----------------------------------------------------------------------------------
 
@@ -301,30 +291,3 @@ class _Absent(dict[str, Any]):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-def _trains(hop: Hop) -> bool:
-    """Whether it is the hop that makes new weights."""
-    return hop.uses == "learner" and any(column.kind == "tensors" for column in hop.columns)
-
-
-def _sampler(plan: Plan, hop: Hop) -> Sampler:
-    names = hop.group or (hop.name,)
-    told = {dim.removesuffix("+1") for name in names for dim in plan.hops[name].dims}
-    read = {w.output for other in plan.hops.values() for w in other.watches if w.producer == hop.name}
-    outputs = read_spec(hop.use, import_object(hop.use)).outputs
-    return Sampler(
-        hop,
-        names,
-        known=tuple((name, i) for i, name in enumerate(LENGTHS) if name in told),
-        limit=hop.config.get("time_limit"),
-        backlogs=tuple(p.name for p in outputs if p.dtype == "Backlog" and p.name in read),
-    )
-
-
-def _source(hop: Hop) -> Callable[..., Any]:
-    """A source without an end, which gives a group without columns: what is in it nobody reads."""
-    group = namedtuple("Group", ())()
-    made = namedtuple("Groups", tuple(hop.outputs))  # type: ignore[misc]
-    given = made(*([group] if kind == "rows" else 0 for kind in hop.outputs.values()))
-    return lambda state: given

@@ -71,7 +71,7 @@ def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:
         retractions=fleet.retractions,
         prefilled=fleet.prefilled,
         ledger=counts,
-        events=2 * counts.dispatched - counts.in_flight + counts.consumed + sum(counts.dropped.values()),
+        events=counts.events,
         points=tuple(meter.points),
     )
 

@@ -57,6 +57,18 @@ def make(given: Mapping[str, Any]) -> Settings:
 NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
 
 
+def decode(text: str) -> dict[str, float]:
+    """`A,B` or `A,B,C`: seconds of a step, and more of them a request and a cached token. Raises ValueError."""
+    names = ("step", "per_request", "per_token")
+    try:
+        numbers = [float(one) for one in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not 0 < len(numbers) <= len(names):
+        raise ValueError(f"--decode {text}: give seconds as A,B or A,B,C, such as 0.012,4e-5")
+    return dict(zip(names, numbers, strict=False))
+
+
 class Fitted(msgspec.Struct, frozen=True):
     """Settings with every value that the graph gives. most: tokens of the longest prompt and response."""
 

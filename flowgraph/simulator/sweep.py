@@ -8,20 +8,30 @@ from typing import Any
 
 import msgspec
 
-from flowgraph.errors import CheckError
+from flowgraph.errors import CheckError, RunError
 from flowgraph.ir.graph import Node
 from flowgraph.plan.plan import Plan
 from flowgraph.simulator.outcome import Simulated, time_text
 from flowgraph.simulator.run import simulate_plan
-from flowgraph.simulator.settings import NAMES, make
+from flowgraph.simulator.settings import NAMES, Settings, decode, make
+from flowgraph.spec.form import GraphForm, kinds
+
+# What a value may be set of, beside `seconds.HOP`: settings by name, and by that of their option.
+SETTINGS = (*(name for name in NAMES if name not in ("speed", "seconds")), "max", "decode", "prefill")
+DISTRIBUTIONS = "lengths", "prompts", "solve"
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """One combination: what was set, and what came of it; or why the compiler refuses it, as code and text."""
+    """One combination: what was set, and what came of it.
+
+    refused: why it doesn't begin, findings of the compiler by their codes; failed: why it didn't end. The first line
+    says what, those below more
+    """
 
     set: dict[str, str]
     result: Simulated | None = None
     refused: str = ""
+    failed: str = ""
 
 
 def sweep(
@@ -33,25 +43,64 @@ def sweep(
 ) -> list[Swept]:
     """One for each combination. planned: the plan of the graph with overrides `path=value`; nodes: its hops.
 
-    sweeps: `path=value,value,…` each, where path is that of an override, `hop.option`, or the name of a setting.
-    Raises ValueError for another form, CheckError when every combination is refused, and what `simulate_plan` raises.
+    sweeps: `path=value,value,…` each, or `path=value;value;…`; path is that of an override, `hop.option`, or a setting.
+    Raises ValueError for another form; when nothing came of any combination, what the first one raised.
     """
     found: list[Swept] = []
-    last: CheckError | None = None
-    for at in _combinations(sweeps):
-        overrides = [f"{_path(name, nodes)}={value}" for name, value in at.items() if name not in NAMES]
-        changed = {name: value for name, value in at.items() if name in NAMES}
+    errors: list[Exception] = []
+    combinations = _combinations(sweeps)
+    made = [
+        _make(settings, at) for at in combinations
+    ]  # what is no setting is told before minutes have passed
+    for at, changed in zip(combinations, made, strict=True):
+        overrides = [f"{_path(name, nodes)}={value}" for name, value in at.items() if setting(name) is None]
         try:
-            plan = planned(overrides)
-        except CheckError as error:
-            last = error
-            first = error.diagnostics[0]
-            found.append(Swept(at, refused=f"{first.code}: {first.message}"))
+            found.append(Swept(at, simulate_plan(planned(overrides), steps, changed)))
             continue
-        found.append(Swept(at, simulate_plan(plan, steps, make({**settings, **changed}))))
-    if last is not None and not any(one.result for one in found):
-        raise last
+        except CheckError as error:
+            errors.append(error)
+            why = "\n".join(f"{d.code}: {d.message}\n  help: {d.help}" for d in error.diagnostics)
+        except (ValueError, RunError) as error:
+            errors.append(error)
+            why = str(error)
+        failed = isinstance(errors[-1], RunError)
+        found.append(Swept(at, failed=why) if failed else Swept(at, refused=why))
+    if len(errors) == len(found):
+        raise errors[0]
     return found
+
+
+def setting(name: str) -> str | None:
+    """The setting of this name or option, `decode`, `prefill` or `seconds.HOP`; None for the path of anything else.
+
+    Raises ValueError for what is neither, such as another option.
+    """
+    plain = name.replace("-", "_")
+    if plain in SETTINGS:
+        return "most" if plain == "max" else plain
+    if name.startswith("seconds."):
+        return name
+    if "." not in name and name not in kinds(GraphForm):
+        names = ", ".join(one.replace("_", "-") for one in SETTINGS)
+        raise ValueError(
+            f"{name!r} can't be swept; give a path such as dims.group, hop.option, or one of {names}, seconds.HOP"
+        )
+    return None
+
+
+def _make(settings: Mapping[str, Any], at: Mapping[str, str]) -> Settings:
+    """Settings, with those of one combination."""
+    out = dict(settings)
+    for written, value in at.items():
+        name = setting(written)
+        if name in ("decode", "prefill"):
+            speed = decode(value) if name == "decode" else {name: value}
+            out["speed"] = {**msgspec.to_builtins(out.get("speed", {})), **speed}
+        elif name is not None and name.startswith("seconds."):
+            out["seconds"] = {**out.get("seconds", {}), name.removeprefix("seconds."): value}
+        elif name is not None:
+            out[name] = value
+    return make(out)
 
 
 def _path(name: str, nodes: Mapping[str, Node]) -> str:
@@ -70,19 +119,28 @@ def _combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
     axes = []
     for text in sweeps:
         path, equals, values = text.partition("=")
-        parts = _parts(values)
+        parts = _parts(values, ";")
+        if len(parts) == 1 and path != "decode":
+            parts = _parts(values, ",")
+            if path in DISTRIBUTIONS and any(part and ":" not in part for part in parts):
+                form = f"{path}=lognormal:20,1.2;lognormal:40,1.2"
+                raise ValueError(f"{text!r}: separate values that have commas by ; as in {form}")
+        elif not parts[-1]:
+            parts.pop()  # one value with commas, and a ; behind it
         if not equals or not path or not all(parts):
-            raise ValueError(f"{text!r} is not of the form path=value,value,…")
+            raise ValueError(
+                f"{text!r} is not of the form path=value,value,… or, with commas in values, path=value;…"
+            )
         axes.append([(path, value) for value in parts])
     return [dict(one) for one in itertools.product(*axes)]
 
 
-def _parts(text: str) -> list[str]:
-    """Split at commas outside brackets: `{mean: 4, max: 8}` is one value."""
+def _parts(text: str, mark: str) -> list[str]:
+    """Split outside brackets: `{mean: 4, max: 8}` is one value."""
     depth, parts = 0, [""]
     for char in text:
         depth += (char in "[{") - (char in "]}")
-        if char == "," and not depth:
+        if char == mark and not depth:
             parts.append("")
         else:
             parts[-1] += char
@@ -102,7 +160,7 @@ HEADS = (
 
 
 def render(found: Sequence[Swept], width: int = 110) -> str:
-    """A row a setting; of those that are refused, why below."""
+    """A row a setting; of those that nothing came of, what was wrong below, in a line."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -116,15 +174,20 @@ def render(found: Sequence[Swept], width: int = 110) -> str:
     for name in HEADS:
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
-        table.add_row(*one.set.values(), *(_cells(one.result) if one.result else ["refused"]))
+        table.add_row(*one.set.values(), *(_cells(one.result) if one.result else [_state(one)]))
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
     lines = [line.rstrip() for line in capture.get().strip("\n").splitlines()]
     for one in found:
-        if one.refused:
-            lines += ["", f"{', '.join(f'{k}={v}' for k, v in one.set.items())}: {one.refused}"]
+        if one.result is None:
+            why = (one.refused or one.failed).split("\n")[0]
+            lines += ["", f"{', '.join(f'{k}={v}' for k, v in one.set.items())}: {why}"]
     return "\n".join(lines) + "\n"
+
+
+def _state(one: Swept) -> str:
+    return "refused" if one.refused else "failed"
 
 
 def _cells(s: Simulated) -> list[str]:

@@ -74,8 +74,10 @@ class Meter:
         self.since[key] = self.now
 
     def back(self, key: int) -> None:
-        """It is no more."""
-        began, now = self.since.pop(key), self.now
+        """It is no more. Harmless when repeated."""
+        began, now = self.since.pop(key, None), self.now
+        if began is None:
+            return
         self.finished += 1
         self.flights += now - began
         self.residence += now - (began if began > self.began else self.began)

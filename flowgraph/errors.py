@@ -94,9 +94,9 @@ class Rejected(FlowgraphError):
     """
 
     def __init__(self, reason: str) -> None:
-        if not reason:
+        if not reason.strip():
             raise ValueError("a trajectory is rejected for a reason, not for none")
-        self.reason = reason
+        self.reason = " ".join(reason.split())[:80]  # it is counted by, and shown in a line
         super().__init__(reason)
 
 

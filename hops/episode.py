@@ -143,7 +143,7 @@ async def play(environment: Environment, example: Example, model: Turns, time_li
 
     An environment that does not end when it is cancelled is left to itself; its requests are aborted all the same.
     """
-    task = asyncio.ensure_future(environment(example, model.generate))
+    task = asyncio.ensure_future(_episode(environment, example, model))
     try:
         done, _ = await asyncio.wait([task], timeout=time_limit)
     finally:
@@ -164,6 +164,14 @@ async def play(environment: Environment, example: Example, model: Turns, time_li
         print(f"environment {name_of(environment)} raised:", file=sys.stderr)
         traceback.print_exception(error, file=sys.stderr)
         raise Rejected("environment error") from error
+
+
+async def _episode(environment: Environment, example: Example, model: Turns) -> Outcome:
+    """An environment that exits ends its episode, and not the process whose event loop it shares."""
+    try:
+        return await environment(example, model.generate)
+    except SystemExit as error:
+        raise RuntimeError(f"it exits, with {error.code}") from error
 
 
 def texts(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -226,6 +226,7 @@ async def episode(
     if score is not None and model.tree.sampled:
         rewards[np.flatnonzero(flat.mask & (flat.sampled == model.tree.sampled - 1))] = score
     metrics = {
+        **numbers,  # the environment's own never hide those of the episode
         "turns": model.turns,
         "leaves": count,
         "forks": count - 1,
@@ -236,7 +237,6 @@ async def episode(
         "engine_waiting": load.waiting,
         "engine_kv_used": load.kv_used,
         **({} if score is None else {"reward": score}),
-        **numbers,
     }
     return Episode(
         tokens=flat.tokens,

@@ -199,7 +199,11 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             message = f"hop {node.name} lacks its input {port}, which {case.replace('=', ': ')} reads"
             later = too_late(graph, node, port, port, node)
             before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
-            help = f"add {port}: {before[0] if before else '<hop>'} under in:"
+            wanted = next(
+                (p for p in node.spec.inputs if p.name == port and p.kind in ("rows", "value")), None
+            )
+            giver = _giver(graph, node, wanted) if wanted is not None else before[0] if before else "<hop>"
+            help = f"add {port}: {giver} under in:"
             yield Diagnostic("FG110", given, message, later or help)
 
 
@@ -214,7 +218,9 @@ def _giver(graph: Graph, node: Node, port: Port) -> str:
             handed = any(
                 p.handed and p.name == port.name and p.row_kind == port.row_kind for p in other.spec.outputs
             )
-            fits = handed or port.row_kind in (facts.source, facts.collect[1] if facts.collect else None)
+            hears = port.mode == "event" and node.spec.facts.collect  # a batch, of what is sent
+            makes = facts.expand if hears else facts.collect
+            fits = handed or port.row_kind in (facts.source, makes[1] if makes else None)
         loops = port.mode == "queue" and node in graph.upstream(other)
         if fits and other is not node and not loops:
             # Columns are handed on: the hop that most inputs name gives this one too, when it comes after its writer.

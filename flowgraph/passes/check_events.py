@@ -19,6 +19,8 @@ def check_events(graph: Graph) -> Iterator[Diagnostic]:
         if node.spec.facts.kind == "fold":
             yield from _early(graph, node)
         # One that gives nothing only looks on.
+        if node.spec.facts.collect:
+            yield from _sent(graph, node)
         if node.spec.facts.kind == "fold" and node.spec.outputs:
             yield from _skipped(graph, node, fires)
             yield from _finished(graph, node)
@@ -51,6 +53,21 @@ def _early(graph: Graph, node: Node) -> Iterator[Diagnostic]:
             notes = (Note(binding.decl.place, f"{name} is read here"),)
             help = f"write {event.port.name}: {writer.name}"
             yield Diagnostic("FG406", event.decl.place, message, help, notes)
+
+
+def _sent(graph: Graph, batch: Node) -> Iterator[Diagnostic]:
+    """A batch that is told of the rows which it collects, beside being handed them, is told when they are sent.
+
+    From whoever works on them later it would learn nothing of those that are in flight.
+    """
+    assert batch.spec.facts.collect is not None
+    for event in _events(batch, batch.spec.facts.collect[0]):
+        makers = [
+            n.name for n in graph.nodes.values() if n.spec.facts.expand and n.kind == event.port.row_kind
+        ]
+        if event.via not in makers and len(makers) == 1:
+            message = f"{batch.name} is told of {event.port.name} rows by {event.via}, when they are in flight no more"
+            yield Diagnostic("FG406", event.decl.place, message, f"write {event.port.name}: {makers[0]}")
 
 
 def _finished(graph: Graph, node: Node) -> Iterator[Diagnostic]:

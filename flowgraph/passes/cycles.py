@@ -12,6 +12,7 @@ import msgspec
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.move import move
+from flowgraph.spec.types import Version
 
 
 class Cycle(msgspec.Struct):
@@ -62,9 +63,8 @@ def check_cycles(graph: Graph, cycles: list[Cycle]) -> Iterator[Diagnostic]:
         first = min(cycle.back, key=lambda b: b.decl.place)
         if not any(b.decl.delay for b in cycle.back):
             message = f"the cycle {' → '.join(cycle.hops)} has no delay"
-            help = (
-                f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1, max_lag: 0}}"
-            )
+            lag = ", max_lag: 0" if first.port.dtype == Version.__name__ else ""
+            help = f"write the back edge as {first.port.name}: {{from: {first.decl.ref}, delay: 1{lag}}}"
             if first.flows:
                 help = _forward(graph, graph.nodes[cycle.hops[0]], first, cut)
             yield Diagnostic("FG401", first.decl.place, message, help)

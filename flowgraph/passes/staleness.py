@@ -104,6 +104,8 @@ def _bound(graph: Graph, batch: Node, q: int | None = None) -> Staleness | None:
     rooms = [room(graph, pool) for pool in pools]
     flight = _held(graph, maker, maker.config)
     out = admitted(graph, maker)
+    if out is None and maker.spec.facts.admits is not None:
+        return None  # a wrong option, which has its own finding
     # A dispatcher that looks at the room of a pool counts what is in flight against it.
     looks = any(b.port.kind == "value" and b.producer == pool.name for b in maker.bindings for pool in pools)
     parts = rooms if looks else [*rooms, flight]

@@ -62,6 +62,8 @@ class Flow(ABC):
         self.hold = 0
         self.stopping: set[tuple[str, int]] = set()
         self.parked: dict[tuple[str, int], Record] = {}
+        # Where nobody asks for the largest lag there is none.
+        self.bounded = any("max_lag" in hop.bound for hop in plan.hops.values())
         self.steps_done = 0
         self.over: dict[int, Record] = {}
         self.ended = False
@@ -277,13 +279,13 @@ class Flow(ABC):
     def _emit(self, hop: Hop, item: Any) -> None:
         """A fold made a row: register it, write its columns, and wake who follows."""
         parents = tuple(getattr(item, "parents", ()))
+        if hop.rows == "step":  # before anything is made of them: some may be gone
+            for parent in parents:
+                self._consume(parent, hop.name)
         record = self.table.create(hop.name, parents, int(getattr(item, "tag", 0)))
         if hop.rows == "trajectory":
             self.ledger.register(record.row.key, hop.name)
             self.table.close_groups_before(parents[0])
-        if hop.rows == "step":
-            for parent in parents:
-                self._consume(parent, hop.name)
         offset, sizes = self.write(record, hop, item)
         self.give(record, hop.name, offset, sizes)
 
@@ -295,6 +297,12 @@ class Flow(ABC):
                 f"hop {by} can't choose trajectory {row.key}: it came to nothing ({record.row.failed})",
                 f"let {by} drop the rows of which `failed` says why",
             )
+        lag = self.steps_made - row.tag
+        if self.bounded and lag > self.plan.max_lag:
+            text = (
+                f"hop {by} trains trajectory {row.key} at a lag of {lag}, and max_lag is {self.plan.max_lag}"
+            )
+            raise LedgerError(text, f"let {by} drop what is older when it makes a step")
         record.closed = True
 
     def give(self, record: Record, hop: str, offset: int = -1, sizes: tuple[int, ...] = ()) -> None:

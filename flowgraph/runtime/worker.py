@@ -236,7 +236,8 @@ class Worker:
         tasks = list(self.tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # one that does not let itself be cancelled is left
+            await asyncio.wait(tasks, timeout=5.0)
         if "engine" in self.resources:
             await self.resources.pop("engine").close()
         if "learner" in self.resources:

@@ -69,7 +69,26 @@ def test_steps_that_training_has_no_room_for_are_refused(tmp_path: Path) -> None
         run_toy(tmp_path, f"hops.batch.use={USERS}.has_no_credit")
 
 
-def test_a_reason_is_given() -> None:
+TAKES = f"hops.batch={{use: {USERS}.takes, in: {{ready: buffer}}, with: {{size: SIZE}}}}"
+
+
+@pytest.mark.parametrize("executor", ["inproc", "processes"])
+def test_what_is_older_than_max_lag_is_never_trained_whatever_the_batch(
+    tmp_path: Path, executor: ExecutorName
+) -> None:
+    with pytest.raises(LedgerError, match=r"trains trajectory \d+ at a lag of 1, and max_lag is 0"):
+        run_toy(tmp_path, TAKES.replace("SIZE", "2"), executor=executor)
+
+
+def test_what_was_trained_before_is_named_even_where_nothing_of_it_is_left(tmp_path: Path) -> None:
+    with pytest.raises(
+        LedgerError, match=r"hop batch can't choose trajectory \d+: it was consumed or dropped before"
+    ):
+        run_toy(tmp_path, TAKES.replace("SIZE", "6, twice: true"), "hops.dispatch.in.version.max_lag=1")
+
+
+def test_a_reason_is_given_and_is_short_enough_to_count_by() -> None:
+    assert Rejected("no\n answer " + "x" * 500).reason == "no answer " + "x" * 70
     with pytest.raises(ValueError, match="for a reason"):
         Rejected("")
 

@@ -297,3 +297,29 @@ def has_no_credit(
     if ready is None:
         return Greedy([], [])
     return Greedy([Step((ready,), np.array(0, np.int64), np.zeros(1, np.int32))], [])
+
+
+class Taken(msgspec.Struct):
+    rows: list[Row] = []
+    made: int = 0
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def takes(
+    state: Taken,
+    ready: Annotated[Row | None, Rows("trajectory")],
+    *,
+    credit: Annotated[int, Credit()],
+    max_lag: Annotated[int, Seam("version", "max_lag")],
+    size: int,
+    twice: bool = False,
+) -> Greedy:
+    """A step of so many rows, whatever their age; twice: the first row of a step is in the next one too."""
+    if ready is not None:
+        state.rows.append(ready)
+    if not credit or len(state.rows) < size:
+        return Greedy([], [])
+    taken, state.rows = state.rows[:size], state.rows[: int(twice)] + state.rows[size:]
+    state.made += 1
+    lag = np.array([state.made - 1 - row.tag for row in taken], np.int32)
+    return Greedy([Step(tuple(taken), np.array(state.made - 1, np.int64), lag)], [])

@@ -10,6 +10,7 @@ from flowgraph.ir.graph import is_offsets, joins
 from flowgraph.passes.pipeline import Loaded, load
 from flowgraph.passes.sizes import dim_values, rows_per_step
 from flowgraph.spec.dims import Size, parse
+from tests.runtime.virtual import ENGINE
 from tests.unit.graphs import RING, SMALL, codes, loaded, span
 
 RUNS = Path(__file__).parents[1] / "runtime/toy.yaml"
@@ -266,3 +267,24 @@ def test_the_time_of_a_trajectory_ends_before_the_deadline_of_the_run() -> None:
     for override in ("hops.rollout.with.time_limit=1000", "run.deadline=60"):
         (found,) = load(graph, [override]).diagnostics
         assert (found.code, "set time_limit below" in found.help) == ("FG111", True)
+
+
+@pytest.mark.parametrize("wire", ["rollout", "buffer"])
+def test_a_batch_is_told_of_what_is_sent_by_whoever_sends_it(wire: str) -> None:
+    """Else what is in flight is not known, and waiting for it is waiting for ever."""
+    (found,) = load(str(RUNS), [f"hops.batch.in.sent={wire}", "hops.batch.with={stale: wait}"]).diagnostics
+    assert (found.code, found.help) == ("FG406", "write sent: dispatch")
+    (missing,) = load(str(RUNS), ["hops.batch.with={stale: wait}"]).diagnostics
+    assert missing.help == "add sent: dispatch under in:"
+
+
+def test_the_fix_of_a_backlog_that_leads_back_without_a_delay_works() -> None:
+    (found,) = load(str(RUNS), [*ENGINE, "hops.dispatch.in.backlog=rollout"]).diagnostics
+    assert found.help == "write the back edge as backlog: {from: rollout, delay: 1}"
+    assert load(str(RUNS), [*ENGINE, "hops.dispatch.in.backlog={from: rollout, delay: 1}"]).diagnostics == []
+
+
+def test_a_wrong_option_of_the_dispatcher_is_one_finding() -> None:
+    overrides = ["hops.dispatch.in.version.max_lag=2", "hops.dispatch.in.short=batch"]
+    wrong = "hops.dispatch.with={adapt: true, least: 9, target: 7}"
+    assert [d.code for d in load(str(RUNS), [*overrides, wrong]).diagnostics] == ["FG111"]

@@ -333,7 +333,7 @@ class Flow(ABC):
                 self.due[name] = None
             else:
                 for skipped in other.group or (name,):
-                    record.left.discard(skipped)
+                    self.table.leaves(record, skipped)
                     self._follow(record, skipped)
 
     def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:

@@ -234,7 +234,7 @@ class Ring(Flow):
         for output, value in part.values.items():  # a step is over only with its version
             self.publish(hop.name, output, value)
         if firing.record is not None:
-            firing.record.scalars.update(scalars)
+            firing.record.scalars = {**firing.record.scalars, **scalars}
             offset = firing.leases.get(hop.name, -1)
             if hop.home != hop.owner and offset >= 0:
                 offset = self._relay(hop, offset, part)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,10 @@ from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.arena import Regions, Slots
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
+
+# What most rows have none of is one and the same object: there may be a hundred thousand of them.
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_DIMS: dict[str, int] = {}
 
 
 class Record(msgspec.Struct, eq=False):
@@ -25,9 +31,9 @@ class Record(msgspec.Struct, eq=False):
 
     row: Row
     maker: str
-    left: set[str]
-    blocks: dict[str, Block] = {}
-    scalars: dict[str, float] = {}
+    left: frozenset[str]
+    blocks: Mapping[str, Block] = NOTHING
+    scalars: Mapping[str, float] = NOTHING
     taken: bool = False
     queued: int = 0
     children: int = 0
@@ -48,6 +54,7 @@ class Table:
         self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
         self.freed = 0
+        self.less: dict[tuple[frozenset[str], str], frozenset[str]] = {}
         self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
         self.unread = dict.fromkeys(self.workers, 0)
         self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
@@ -58,7 +65,7 @@ class Table:
         assert kind is not None
         key = self.next_key.get(kind, 0)
         self.next_key[kind] = key + 1
-        record = Record(Row(kind, key, parents, tag), maker, set(self.workers[maker]))
+        record = Record(Row(kind, key, parents, tag, NO_DIMS), maker, self.workers[maker])
         self.live[kind][key] = record
         self.unread[maker] += 1
         if kind == "group":
@@ -131,12 +138,19 @@ class Table:
 
     def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
         """A hop is done with a row, written or not. A trajectory's lengths become visible to folds."""
-        record.left.discard(hop)
+        self.leaves(record, hop)
         if offset >= 0:
-            record.blocks[hop] = Block(offset, sizes)
+            record.blocks = {**record.blocks, hop: Block(offset, sizes)}
         if sizes:
             known = lengths(self.plan.hops[hop], sizes)
             record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **known})
+
+    def leaves(self, record: Record, hop: str) -> None:
+        """A hop has nothing more to do with a row. Rows that wait for the same hops share what they wait for."""
+        key = record.left, hop
+        if key not in self.less:
+            self.less[key] = record.left - {hop}
+        record.left = self.less[key]
 
     def blocks(self, row: Row, producer: str) -> list[Block]:
         """The producer's blocks that a reader of `row` gathers: its own, or those of the rows it is made from."""
@@ -150,8 +164,10 @@ class Table:
         if not record.blocks:
             return
         self.freed += 1
-        for hop in [h for h in record.blocks if self.plan.hops[h].lifetime in lifetimes]:
-            self.slots[hop].release(record.blocks.pop(hop).offset)
+        over = [hop for hop in record.blocks if self.plan.hops[hop].lifetime in lifetimes]
+        for hop in over:
+            self.slots[hop].release(record.blocks[hop].offset)
+        record.blocks = {hop: block for hop, block in record.blocks.items() if hop not in over}
 
     def close(self, record: Record) -> None:
         """No hop will take this row any more: free it as soon as no live row is made from it, and its parents then too.

@@ -69,7 +69,7 @@ Above = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--solve",
     metavar="DIST",
-    help="How often groups solve their task (beta:a,b, fixed:p), where a batch reads scores.",
+    help="How often groups solve their task (beta:a,b, uniform:low,high, fixed:p), where a batch reads scores.",
 )
 @click.option(
     "--failures",
@@ -99,15 +99,16 @@ def simulate(
     """
     from flowgraph.simulator import outcome, plot, sweep
 
-    if output and not output.endswith(".svg"):
+    if output and Path(output).suffix.lower() != ".svg":
         raise click.UsageError(f"-o {output}: a simulation is drawn as SVG; give a name that ends in .svg")
     if output and sweeps:
         raise click.UsageError("-o draws one simulation, and --sweep makes many; leave one out")
     model = click.get_current_context().meta.get("model")
     try:
-        options = _options(given, sweeps)
+        options = _options(given)
         if sweeps:
             found = api.sweep(graph, sweeps, steps=steps, overrides=overrides, model=model, **options)
+            _warn(sweep.cuts(found))
             click.echo(sweep.to_json(found) if as_json else sweep.render(found, width()), nl=as_json)
             return
         loaded = api.load(graph, overrides, model=model)
@@ -116,19 +117,17 @@ def simulate(
         one = api.simulate(loaded, steps=steps, **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    _warn([str(cut) for cut in one.cut])
     if output:
         write_file(Path(output), plot.to_svg(one))
     click.echo(outcome.to_json(one) if as_json else outcome.render(one, width()), nl=as_json)
 
 
-def _options(given: dict[str, Any], sweeps: tuple[str, ...]) -> dict[str, Any]:
-    """What was given, as settings; a batch's time is by rate unless it is given, swept or not."""
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, as settings."""
     from flowgraph.simulator.settings import decode
-    from flowgraph.simulator.sweep import setting
 
     options = {name: value for name, value in given.items() if value is not None}
-    if "train_seconds" not in {*options, *(setting(text.partition("=")[0]) for text in sweeps)}:
-        options.setdefault("train_rate", 50_000.0)
     speed = decode(options.pop("decode")) if "decode" in options else {}
     if "prefill" in options:
         speed["prefill"] = options.pop("prefill")
@@ -137,9 +136,16 @@ def _options(given: dict[str, Any], sweeps: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
+def _warn(cuts: list[str]) -> None:
+    for cut in cuts:
+        click.echo(f"warning: {cut}", err=True)
+
+
 def _second(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        return name, float(value)
+        if name:
+            return name, float(value)
     except ValueError:
-        raise ValueError(f"--seconds {text}: give hop=seconds, such as reward=1.5") from None
+        pass
+    raise ValueError(f"--seconds {text}: give hop=seconds, such as reward=1.5")

@@ -60,6 +60,40 @@ def sampler_of(plan: Plan, hop: Hop) -> Sampler:
     )
 
 
+def samplers(plan: Plan) -> dict[str, Sampler]:
+    """The hops that make requests: those of an engine on trajectories, or else those that first write their tokens.
+
+    Raises ValueError when nobody says how many tokens a trajectory has.
+    """
+    able = [h for h in plan.hops.values() if h.rows == "trajectory" and h.kind != "fold" and h.heads]
+    found = [sampler_of(plan, h) for h in able if h.uses == "engine"]
+    if not any(_tokens_told(one) for one in found):
+        found += [
+            one
+            for h in able
+            if h.uses != "engine" and _tokens_told(one := sampler_of(plan, h)) and not _reads(plan, one)
+        ]
+    if not any(_tokens_told(one) for one in found):
+        raise ValueError(
+            f"graph {plan.graph} has no hop to simulate as sampling: looked for one on trajectories that uses "
+            f"an engine, or writes a column with the dim token, among {', '.join(h.name for h in able) or 'none'}; "
+            'give the one that samples an output such as tokens: Int32[Array, "token"]'
+        )
+    return {one.hop.name: one for one in found}
+
+
+def _tokens_told(sampler: Sampler) -> bool:
+    return any(name == "token" for name, _ in sampler.known)
+
+
+def _reads(plan: Plan, sampler: Sampler) -> bool:
+    """Whether it reads tokens that somebody else wrote: it scores them, and samples none."""
+    reads = (
+        read for name in sampler.names for read in plan.hops[name].reads if read.producer not in sampler.names
+    )
+    return any("token" in plan.hops[read.producer].column(read.column).shape for read in reads)
+
+
 def source(hop: Hop) -> Callable[..., Any]:
     """A source without an end, which gives a group without columns: what is in it nobody reads."""
     group = namedtuple("Group", ())()

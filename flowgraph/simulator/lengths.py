@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,7 +23,8 @@ Draw = Callable[[np.random.Generator, int], Floats]
 Number = TypeVar("Number", int, float)
 
 # Name → what its numbers are, and how values are drawn from them.
-FORMS: dict[str, tuple[str, Callable[..., Draw]]] = {}
+FORMS: dict[str, tuple[str, Callable[..., Draw]]] = {}  # of lengths
+SHARES: dict[str, tuple[str, Callable[..., Draw]]] = {}
 
 
 class Sequence(ABC, Generic[Number]):
@@ -41,9 +42,12 @@ class Sequence(ABC, Generic[Number]):
         values = self._blocks.get(i // BLOCK)
         return (values or self._more(i // BLOCK))[i % BLOCK]
 
-    def _more(self, block: int) -> list[Number]:
+    def _drawn(self, block: int) -> Floats:
         generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, block]))
-        values = self._blocks[block] = self._values(self._draw(generator, block))
+        return self._draw(generator, block)
+
+    def _more(self, block: int) -> list[Number]:
+        values = self._blocks[block] = self._values(self._drawn(block))
         if len(self._blocks) > KEPT:
             self._blocks.popitem(last=False)
         return values
@@ -68,6 +72,11 @@ class Lengths(Sequence[int]):
         whole: list[int] = np.clip(np.rint(drawn), 1, self.most).astype(np.int64).tolist()
         return whole
 
+    def cut(self, n: int) -> float:
+        """Share of the first n that are drawn longer than `most`."""
+        blocks = (self._drawn(block)[: n - block * BLOCK] for block in range(math.ceil(n / BLOCK)))
+        return sum(int((np.rint(drawn) > self.most).sum()) for drawn in blocks) / max(1, n)
+
 
 def parse(text: str) -> Draw:
     """What `lognormal:2000,1.2` and the like mean. Raises ValueError that names what is wrong and what there is.
@@ -78,11 +87,20 @@ def parse(text: str) -> Draw:
     trace:FILE             one length a line, in order, and again from the first line
     """
     name, _, rest = text.partition(":")
-    if name == "trace":
-        return _trace(rest)
-    if name not in FORMS:
-        raise ValueError(f"there is no distribution {name!r}; write one of {said()}")
-    form, make = FORMS[name]
+    return _trace(rest) if name == "trace" else _parsed(text, FORMS, "trace:FILE")
+
+
+def parse_share(text: str) -> Draw:
+    """How often a task is solved, from 0 to 1: beta:a,b, uniform:low,high or fixed:p. Raises ValueError."""
+    return _parsed(text, SHARES)
+
+
+def _parsed(text: str, forms: Mapping[str, tuple[str, Callable[..., Draw]]], *more: str) -> Draw:
+    name, _, rest = text.partition(":")
+    if name not in forms:
+        known = ", ".join([*(f"{name}:{form}" for name, (form, _) in forms.items()), *more])
+        raise ValueError(f"there is no distribution {name!r}; write one of {known}")
+    form, make = forms[name]
     try:
         numbers = [float(one) for one in rest.split(",")]
     except ValueError:
@@ -92,14 +110,11 @@ def parse(text: str) -> Draw:
     return make(*numbers)
 
 
-def said() -> str:
-    """Every form, for messages and help."""
-    return ", ".join([*(f"{name}:{form}" for name, (form, _) in FORMS.items()), "trace:FILE"])
-
-
-def _form(name: str, numbers: str) -> Callable[[Callable[..., Draw]], Callable[..., Draw]]:
+def _form(
+    name: str, numbers: str, shares: bool = False
+) -> Callable[[Callable[..., Draw]], Callable[..., Draw]]:
     def register(make: Callable[..., Draw]) -> Callable[..., Draw]:
-        FORMS[name] = numbers, make
+        (SHARES if shares else FORMS)[name] = numbers, make
         return make
 
     return register
@@ -149,23 +164,49 @@ def _fixed(n: float) -> Draw:
     return lambda _, __: np.full(BLOCK, n)
 
 
-@_form("beta", "a,b")
+@_form("beta", "a,b", shares=True)
 def _beta(a: float, b: float) -> Draw:
-    """For shares: how often a task is solved."""
     _positive(a=a, b=b)
     return lambda generator, _: generator.beta(a, b, BLOCK)
 
 
+@_form("uniform", "low,high", shares=True)
+def _share_between(low: float, high: float) -> Draw:
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"uniform:{low:g},{high:g} is no share of tries: give 0 <= low <= high <= 1")
+    return lambda generator, _: low + (high - low) * generator.random(BLOCK)
+
+
+@_form("fixed", "p", shares=True)
+def _share(p: float) -> Draw:
+    if not 0 <= p <= 1:
+        raise ValueError(f"fixed:{p:g} is no share of tries: give a number from 0 to 1")
+    return lambda _, __: np.full(BLOCK, p)
+
+
+def _line(path: str, number: int, line: str) -> float:
+    try:
+        value = float(line)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"{path}:{number}: {line.strip()[:40]!r} is no length; write one number above 0 a line"
+        )
+    return value
+
+
 def _trace(path: str) -> Draw:
     try:
-        lines = Path(path).read_text(encoding="utf-8").split()
-        values = np.array([float(line) for line in lines])
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ValueError(f"can't read the trace {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is to hold one length a line: {error}") from None
-    if not len(values) or not (np.isfinite(values) & (values > 0)).all():
-        raise ValueError(f"{path} is to hold one length above 0 a line")
+        raise ValueError(f"can't read the trace {path!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the trace {path!r} is no text; give a file with one length a line") from None
+    found = [_line(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ValueError(f"the trace {path!r} is empty; give a file with one length a line")
+    values = np.array(found)
 
     def draw(_: np.random.Generator, block: int) -> Floats:
         return values[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(values)]

@@ -20,9 +20,28 @@ class Lags(msgspec.Struct, frozen=True):
     counts: dict[int, int]
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """Lengths that were drawn longer than may be. of: responses or prompts; share: of all that were asked for
+
+    at: tokens that they were cut to; by: what says so; raised: what raises it
+    """
+
+    of: str
+    share: float
+    at: int
+    by: str
+    raised: str
+
+    def __str__(self) -> str:
+        return (
+            f"{_percent(self.share)} of {self.of} are cut at {self.at:,} ({self.by}); {self.raised} raises it"
+        )
+
+
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation, over its measured part: the steps after the warm-up, `seconds` of the virtual clock.
 
+    cut: of the whole run, lengths that the graph or a setting doesn't let be as long as they were drawn
     trajectories, tokens: that were trained on, prompts too
     step_seconds, step_spread: between the ends of two steps, mean and standard deviation
     slots_empty: share of slot-time; engines_idle: share of engine-time without any request; trainer_idle: of its time
@@ -38,6 +57,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     lengths: str
     prompts: str
+    cut: tuple[Cut, ...]
     seed: int
     steps: int
     warmup: int
@@ -103,8 +123,9 @@ def render(s: Simulated, width: int = 110) -> str:
         ("lag of data", _lag_text(s.lag)),
         ("lag of weights", _lag_text(s.weights_lag)),
         ("dropped", _dropped(s.ledger)),
+        *((f"{one.of} cut", f"{_percent(one.share)} at {one.at:,} tokens") for one in s.cut),
     ]  # fmt: skip
-    said = f"{s.graph}: {s.steps:,} steps simulated, the first {s.warmup:,} of them not measured"
+    said = f"{s.graph}: {s.steps:,} {'step' if s.steps == 1 else 'steps'} simulated, {unmeasured(s.warmup)}"
     engines = f"{counted(s.engines, 'engine')} of {s.slots:,} slots"
     means = f"{engines}, responses {s.lengths}, prompts {s.prompts}, seed {s.seed}"
     lines = [said, means, ""]
@@ -119,6 +140,20 @@ def time_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def unmeasured(warmup: int) -> str:
+    """`the first 10 of them not measured`"""
+    return f"the first {warmup:,} of them not measured" if warmup else "all of them measured"
+
+
+def _percent(share: float) -> str:
+    """`98%`, `0.3%`; never all nor nothing of what is neither"""
+    if 0.995 <= share < 1:
+        return "over 99%"
+    if share < 0.001:
+        return "<0.1%"
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
 def _lag_text(found: Lags) -> str:

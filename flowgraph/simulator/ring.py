@@ -3,6 +3,7 @@
 What a firing costs, by what the plan says of its hop:
 
     an effect of an engine on trajectories      a request to the engines; it ends when they have decoded it
+    without any: what writes their tokens       the same
     the hop that writes weights                 train_seconds + tokens / train_rate
     the hop that publishes a version            sync_seconds, in which all engines stand still
     any other                                   what `seconds` says, else nothing
@@ -28,8 +29,8 @@ from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.simulator.engines import Fleet, Request
-from flowgraph.simulator.facts import Sampler, computes_anew, sampler_of, source, trains
-from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse
+from flowgraph.simulator.facts import Sampler, computes_anew, source, trains
+from flowgraph.simulator.lengths import BLOCK, Drawn, Lengths, parse_share
 from flowgraph.simulator.settings import Fitted
 from flowgraph.simulator.trace import Meter
 from flowgraph.spec.types import Row
@@ -60,11 +61,7 @@ class Ring(Flow):
         self.requests: dict[tuple[str, int], Request] = {}
         self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
-        self.samplers = {
-            h.name: sampler_of(plan, h)
-            for h in plan.hops.values()
-            if h.uses == "engine" and h.rows == "trajectory" and h.heads
-        }
+        self.samplers = fitted.samplers
         self.again = {h.name for h in plan.hops.values() if h.initial and computes_anew(h)}
         self.dispatch = next(h for h in plan.hops.values() if h.makes_rows and h.rows == "trajectory")
         self.watermark = self.dispatch.name, "watermark"
@@ -79,7 +76,7 @@ class Ring(Flow):
         self.prompts = Lengths(fitted.prompts, most=fitted.most[0], seed=seed, stream=0)
         self.lengths = Lengths(fitted.lengths, most=fitted.most[1], seed=seed, stream=1)
         self.fates, self.tries = Drawn(uniform, seed, 2), Drawn(uniform, seed, 3)
-        self.solved = Drawn(parse(self.settings.solve), seed, 4) if self.settings.solve else None
+        self.solved = Drawn(parse_share(self.settings.solve), seed, 4) if self.settings.solve else None
 
     def run(self, steps: int, warmup: int) -> None:
         """Until so many steps are over, of which the first are not measured.
@@ -174,8 +171,7 @@ class Ring(Flow):
             self.training += 1
             self.behind[record.row.key] = record.row.key - self.version
             tokens = sum(self.table.of(one).row.dims.get("token", 0) for one in record.row.parents)
-            rate = s.train_rate or math.inf
-            return s.train_seconds + tokens / rate if given is None else given
+            return s.of_batch(tokens) if given is None else given
         if hop.initial:
             seconds = s.sync_seconds if given is None else given
             self.fleet.pause(self.now, seconds, again=hop.name in self.again)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from flowgraph.plan.plan import Plan
-from flowgraph.simulator.outcome import Simulated, lags, spread
+from flowgraph.simulator.outcome import Cut, Simulated, lags, spread
 from flowgraph.simulator.ring import Ring
 from flowgraph.simulator.settings import Fitted, Settings, fit
-from flowgraph.simulator.trace import LEVELS
+from flowgraph.simulator.trace import LEVELS, spare
 from flowgraph.spec.config import import_object
 from flowgraph.spec.hop import read_spec
 
@@ -47,6 +47,7 @@ def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:
         slots=fitted.slots,
         lengths=fitted.lengths,
         prompts=fitted.prompts,
+        cut=_cut(ring, fitted),
         seed=fitted.settings.seed,
         steps=ring.steps_done,
         warmup=warmup,
@@ -55,9 +56,9 @@ def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:
         tokens=meter.tokens,
         step_seconds=step_seconds,
         step_spread=step_spread,
-        slots_empty=1 - mean["running"] / (fitted.engines * fitted.slots),
-        engines_idle=1 - mean["serving"] / fitted.engines,
-        trainer_idle=1 - mean["training"],
+        slots_empty=spare(mean["running"], fitted.engines * fitted.slots),
+        engines_idle=spare(mean["serving"], fitted.engines),
+        trainer_idle=spare(mean["training"], 1),
         lag=lags(meter.lags),
         weights_lag=lags(meter.published),
         in_flight=mean["in_flight"],
@@ -74,6 +75,17 @@ def _outcome(ring: Ring, fitted: Fitted, warmup: int) -> Simulated:
         events=counts.events,
         points=tuple(meter.points),
     )
+
+
+def _cut(ring: Ring, fitted: Fitted) -> tuple[Cut, ...]:
+    """What was longer than may be, of all that was asked for."""
+    made, prompt = ring.table.next_key, "dims.prompt.max"
+    by = "--max" if fitted.settings.most else "dims.response.max"
+    drawn = (
+        ("responses", ring.lengths.cut(made.get("trajectory", 0)), fitted.most[1], by, "--max"),
+        ("prompts", ring.prompts.cut(made.get("group", 0)), fitted.most[0], prompt, f"--set {prompt}=…"),
+    )  # fmt: skip
+    return tuple(Cut(*one) for one in drawn if one[1] > 0)
 
 
 def endless(plan: Plan) -> Plan:

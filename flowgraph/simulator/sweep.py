@@ -11,10 +11,11 @@ import msgspec
 from flowgraph.errors import CheckError, RunError
 from flowgraph.ir.graph import Node
 from flowgraph.plan.plan import Plan
-from flowgraph.simulator.outcome import Simulated, time_text
+from flowgraph.simulator.outcome import Cut, Simulated, time_text, unmeasured
 from flowgraph.simulator.run import simulate_plan
 from flowgraph.simulator.settings import NAMES, Settings, decode, make
-from flowgraph.spec.form import GraphForm, kinds
+from flowgraph.spec.form import GraphForm, HopForm, kinds
+from flowgraph.spec.reader import near
 
 # What a value may be set of, beside `seconds.HOP`: settings by name, and by that of their option.
 SETTINGS = (*(name for name in NAMES if name not in ("speed", "seconds")), "max", "decode", "prefill")
@@ -49,11 +50,12 @@ def sweep(
     found: list[Swept] = []
     errors: list[Exception] = []
     combinations = _combinations(sweeps)
+    paths = {name: _path(name, nodes) for name in combinations[0] if setting(name) is None}
     made = [
         _make(settings, at) for at in combinations
     ]  # what is no setting is told before minutes have passed
     for at, changed in zip(combinations, made, strict=True):
-        overrides = [f"{_path(name, nodes)}={value}" for name, value in at.items() if setting(name) is None]
+        overrides = [f"{path}={at[name]}" for name, path in paths.items()]
         try:
             found.append(Swept(at, simulate_plan(planned(overrides), steps, changed)))
             continue
@@ -78,9 +80,9 @@ def setting(name: str) -> str | None:
     plain = name.replace("-", "_")
     if plain in SETTINGS:
         return "most" if plain == "max" else plain
-    if name.startswith("seconds."):
+    if name.startswith("seconds.") and name != "seconds.":
         return name
-    if "." not in name and name not in kinds(GraphForm):
+    if name == "seconds." or ("." not in name and name not in kinds(GraphForm)):
         names = ", ".join(one.replace("_", "-") for one in SETTINGS)
         raise ValueError(
             f"{name!r} can't be swept; give a path such as dims.group, hop.option, or one of {names}, seconds.HOP"
@@ -104,14 +106,31 @@ def _make(settings: Mapping[str, Any], at: Mapping[str, str]) -> Settings:
 
 
 def _path(name: str, nodes: Mapping[str, Node]) -> str:
-    """`hop.option` as the path of an override; any other path as it is."""
+    """`hop.option` as the path of an override; any other path as it is. Raises ValueError for no option of the hop."""
     hop, _, rest = name.partition(".")
     if hop not in nodes or not rest:
         return name
     first = rest.partition(".")[0]
-    if any(param.name == first and param.origin == "with" for param in nodes[hop].spec.params):
+    options = [param.name for param in nodes[hop].spec.params if param.origin == "with"]
+    if first in options:
         return f"hops.{hop}.with.{rest}"
-    return f"hops.{hop}.in.{rest}" if nodes[hop].binding(first) is not None else f"hops.{name}"
+    if nodes[hop].binding(first) is not None:
+        return f"hops.{hop}.in.{rest}"
+    if first in kinds(HopForm):
+        return f"hops.{name}"
+    known = [*options, *(one.port.name for one in nodes[hop].bindings)]
+    told = _told(first, nodes[hop], options)
+    hint = near(first, known) or (f"did you mean {told}? " if told else "")
+    raise ValueError(
+        f"{name!r} can't be swept: hop {hop} ({nodes[hop].spec.use}) has no option {first!r}; "
+        f"{hint}options: {', '.join(options) or 'none'}"
+    )
+
+
+def _told(word: str, node: Node, options: Sequence[str]) -> str | None:
+    """The option whose line in the hop's docstring begins by this word, as in `target: the watermark (…)`."""
+    lines = (line.strip().partition(": ") for line in node.spec.doc.splitlines())
+    return next((name for name, _, said in lines if name in options and word in said.split()[:2]), None)
 
 
 def _combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
@@ -132,6 +151,12 @@ def _combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
                 f"{text!r} is not of the form path=value,value,… or, with commas in values, path=value;…"
             )
         axes.append([(path, value) for value in parts])
+    names = [setting(axis[0][0]) or axis[0][0] for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"{name} is swept twice; give all its values in one --sweep {name}=value,value,…"
+            )
     return [dict(one) for one in itertools.product(*axes)]
 
 
@@ -160,30 +185,63 @@ HEADS = (
 
 
 def render(found: Sequence[Swept], width: int = 110) -> str:
-    """A row a setting; of those that nothing came of, what was wrong below, in a line."""
+    """A row a setting; below, in a line each: what was wrong where nothing came of it, what was cut, and which columns
+    the width has no room for. What was set is always whole.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     ran = next(one.result for one in found if one.result is not None)
-    title = f"{ran.graph}: {ran.steps:,} steps each, {ran.warmup:,} of them not measured"
-    table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in found[0].set:
-        parts = name.replace(".", ".\n")
-        table.add_column(parts, justify="right", min_width=max(map(len, parts.split("\n"))))
-    for name in HEADS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in found:
-        table.add_row(*one.set.values(), *(_cells(one.result) if one.result else [_state(one)]))
-    console = Console(width=width, color_system=None, force_terminal=False)
+    title = (
+        f"{ran.graph}: {ran.steps:,} {'step' if ran.steps == 1 else 'steps'} each, {unmeasured(ran.warmup)}"
+    )
+    heads = [*(name.replace(".", ".\n") for name in found[0].set), *HEADS]
+    rows = [[*one.set.values(), *(_cells(one.result) if one.result else [_state(one)])] for one in found]
+    widths = _widths(heads, rows)
+    shown = len(heads)
+    while shown > len(found[0].set) + 1 and _wide(widths[:shown]) > width:
+        shown -= 1
+    table = Table(
+        title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )  # fmt: skip
+    for head, wide in zip(heads[:shown], widths, strict=False):
+        table.add_column(head, justify="right", no_wrap=True, min_width=wide)
+    for row in rows:
+        table.add_row(*row[:shown])
+    console = Console(width=max(width, _wide(widths[:shown])), color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-    lines = [line.rstrip() for line in capture.get().strip("\n").splitlines()]
+    lines = [line.rstrip() for line in capture.get().strip().splitlines()]
     for one in found:
         if one.result is None:
             why = (one.refused or one.failed).split("\n")[0]
             lines += ["", f"{', '.join(f'{k}={v}' for k, v in one.set.items())}: {why}"]
+    lines += [line for one in cuts(found) for line in ("", one)]
+    if shown < len(heads):
+        left = ", ".join(head.replace("\n", " ") for head in heads[shown:])
+        lines += ["", f"left out for want of width: {left}; --json has all"]
     return "\n".join(lines) + "\n"
+
+
+def cuts(found: Sequence[Swept]) -> list[str]:
+    """What was cut, at its worst among the combinations, a line each."""
+    worst: dict[str, Cut] = {}
+    for cut in (cut for one in found if one.result is not None for cut in one.result.cut):
+        if cut.of not in worst or cut.share > worst[cut.of].share:
+            worst[cut.of] = cut
+    return [f"up to {cut}" if len(found) > 1 else f"{cut}" for cut in worst.values()]
+
+
+def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of each column."""
+    cells = [[*head.split("\n"), *(row[i] for row in rows if i < len(row))] for i, head in enumerate(heads)]
+    return [max(map(len, column)) for column in cells]
+
+
+def _wide(widths: Sequence[int]) -> int:
+    """Characters of a table of such columns: two between them, and one at each side."""
+    return sum(widths) + 2 * len(widths)
 
 
 def _state(one: Swept) -> str:

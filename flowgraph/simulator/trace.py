@@ -12,6 +12,11 @@ from flowgraph.runtime.rows import Record
 LEVELS = ("in_flight", "ready", "queued", "running", "waiting", "serving", "training", "watermark")
 
 
+def spare(busy: float, of: float) -> float:
+    """The share that is not busy; rounding makes it no less than 0."""
+    return max(0.0, 1 - busy / of)
+
+
 class Point(msgspec.Struct, frozen=True):
     """One step. at: when it was over; seconds: since the one before, over which the rest is averaged
 
@@ -98,9 +103,9 @@ class Meter:
                 tokens=tokens,
                 lag_mean=sum(lags) / max(1, len(lags)),
                 lag_max=max(lags, default=0),
-                slots_empty=1 - mean.pop("running") / (self.slots * self.engines),
-                engines_idle=1 - mean.pop("serving") / self.engines,
-                trainer_idle=1 - mean.pop("training"),
+                slots_empty=spare(mean.pop("running"), self.slots * self.engines),
+                engines_idle=spare(mean.pop("serving"), self.engines),
+                trainer_idle=spare(mean.pop("training"), 1),
                 **mean,
             )
         )

@@ -8,9 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 import flowgraph
 from flowgraph.cli import main
+from flowgraph.simulator.trace import spare
 
 GRAPH = "graphs/quickstart.yaml"
 SHORT = ["--steps", "20", "--lengths", "exponential:4", "--train-seconds", "1", "--decode", "0.05,0.001"]
@@ -46,7 +48,7 @@ def test_the_plot_is_xml_with_a_line_for_all_that_changes_over_time(tmp_path: Pa
 
 
 def test_json_has_every_step_and_the_ledger_adds_up() -> None:
-    found = json.loads(_run(GRAPH, *SHORT, "--json").output)
+    found = json.loads(_run(GRAPH, *SHORT, "--json").stdout)
     assert len(found["points"]) == found["steps"] == 20
     ledger = found["ledger"]
     places = ledger["in_flight"] + ledger["ready"] + ledger["consumed"] + sum(ledger["dropped"].values())
@@ -56,7 +58,7 @@ def test_json_has_every_step_and_the_ledger_adds_up() -> None:
 def test_a_sweep_has_a_row_a_setting_and_says_why_one_is_refused() -> None:
     swept = ["--sweep", "dispatch.target=64,128", "--sweep", "engines=1,2"]
     done = _run(GRAPH, *SHORT, *swept, "--json")
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert [one["set"] for one in found] == [
         {"dispatch.target": t, "engines": e} for t in ("64", "128") for e in ("1", "2")
     ]
@@ -126,21 +128,91 @@ def test_a_batch_that_looks_at_scores_wants_to_know_how_often_tasks_are_solved()
         (["--lengths", "normal:3"], "there is no distribution 'normal'; write one of lognormal:mean,sigma"),
         (["--lengths", "lognormal:2000"], "'lognormal:2000' is not of the form lognormal:mean,sigma"),
         (["--lengths", "uniform:9,3"], "the upper end 3 is below the lower end 9"),
-        (["--lengths", "trace:no.txt"], "can't read the trace no.txt: No such file or directory"),
+        (["--lengths", "trace:no.txt"], "can't read the trace 'no.txt': No such file or directory"),
         (["--kv", "20"], "kv: 20 tokens hold no prompt and response of 56; give 56 or more"),
-        (["--seconds", "rewarding=2"], "there is no hop rewarding that takes time; hops: rollout, reward,"),
+        (
+            ["--seconds", "rewarding=2"],
+            "no hop rewarding that takes time; did you mean reward? hops: reward,",
+        ),
         (["--decode", "fast"], "give seconds as A,B or A,B,C"),
         (["--warmup", "200"], "warmup must leave a step to measure, and is 200 of 200 steps"),
         (["--sweep", "dispatch.target"], "'dispatch.target' is not of the form path=value,value,…"),
         (["-o", "sim.png"], "a simulation is drawn as SVG"),
         (["-o", "sim.svg", "--sweep", "engines=1,2"], "-o draws one simulation, and --sweep makes many"),
         (["--sweep", "engines=1,two"], "settings: "),
+        (["--seconds", "rollout=3"], "how long rollout takes is how long its requests are decoded"),
+        (["--seconds", "=3"], "--seconds =3: give hop=seconds, such as reward=1.5"),
+        (["--prefill", "1e-300"], "speed: prefill must be at least 1e-09 tokens/s, not 1e-300"),
+        (["--train-rate", "1e-300"], "train_rate must be at least 1e-09 tokens/s"),
+        (
+            ["--decode", "1e300,1e300"],
+            "speed: step (--decode) must be from 1e-09 to 1e+09 seconds, not 1e+300",
+        ),
+        (["--train-seconds", "inf"], "train_seconds must be from 0 to 1e+09 seconds, not inf"),
+        (["--max", "1" + "0" * 30], "most (--max) must be at most 2,147,483,647"),
+        (["--lengths", "beta:1,1"], "there is no distribution 'beta'; write one of lognormal:mean,sigma"),
+        (
+            ["--solve", "lognormal:1,1"],
+            "there is no distribution 'lognormal'; write one of beta:a,b, uniform:low,high",
+        ),
+        (["--solve", "fixed:2"], "fixed:2 is no share of tries: give a number from 0 to 1"),
+        (["--solve", "uniform:0.5,1.5"], "uniform:0.5,1.5 is no share of tries: give 0 <= low <= high <= 1"),
     ],
 )
 def test_wrong_usage_is_told_in_one_sentence(args: list[str], said: str) -> None:
     done = _run(GRAPH, *args)
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_without_an_engine_what_first_writes_tokens_is_what_samples() -> None:
+    done = flowgraph.simulate(
+        "tests/runtime/toy.yaml", steps=5, warmup=0, lengths="fixed:3", prompts="fixed:2"
+    )
+    assert done.trajectories == 5 * 6
+    assert done.tokens == done.trajectories * (2 + 3)
+    plan = flowgraph.compile("tests/runtime/toy.yaml")
+    silent = [replace(hop, dims=tuple(d for d in hop.dims if d != "token")) for hop in plan.hops.values()]
+    with pytest.raises(
+        ValueError, match="or writes a column with the dim token, among rollout; give the one that"
+    ):
+        flowgraph.simulate(replace(plan, hops={hop.name: hop for hop in silent}), steps=1)
+
+
+def test_lengths_that_are_cut_are_told_with_what_cuts_them() -> None:
+    asked = ["--steps", "5", "--lengths", "uniform:1,15", "--prompts", "fixed:99"]
+    done = _run(GRAPH, *asked)
+    found = flowgraph.simulate(GRAPH, steps=5, lengths="uniform:1,15", prompts="fixed:99")
+    responses, prompts = found.cut
+    assert responses.share == pytest.approx(6.5 / 14, abs=0.1)
+    assert (responses.at, prompts.share, prompts.at) == (8, 1.0, 48)
+    assert done.stderr == (
+        f"warning: {responses.share:.0%} of responses are cut at 8 (dims.response.max); --max raises it\n"
+        "warning: 100% of prompts are cut at 48 (dims.prompt.max); --set dims.prompt.max=… raises it\n"
+    )
+    assert f"responses cut   {responses.share:.0%} at 8 tokens" in done.stdout
+    shorter = _run(GRAPH, *asked, "--max", "12", "--json")
+    assert "are cut at 12 (--max); --max raises it" in shorter.stderr
+    assert json.loads(shorter.stdout)["cut"][0]["at"] == 12
+    whole = _run(GRAPH, "--steps", "5", "--lengths", "uniform:1,8")
+    assert whole.stderr == ""
+    assert "cut" not in whole.stdout
+
+
+def test_the_command_and_the_function_assume_the_same() -> None:
+    found = flowgraph.simulate(GRAPH, steps=5)
+    assert json.loads(_run(GRAPH, "--steps", "5", "--json").stdout)["seconds"] == found.seconds
+    given = flowgraph.simulate(GRAPH, steps=5, train_rate=50_000)
+    assert found.seconds == given.seconds > flowgraph.simulate(GRAPH, steps=5, train_seconds=0).seconds
+
+
+def test_small_things_are_written_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "sim.SVG"
+    done = _run(GRAPH, "--steps", "1", "--train-seconds", "0", "-o", str(file))
+    assert "quickstart: 1 step simulated, all of them measured" in done.stdout
+    assert file.read_text().startswith("<svg")
+    assert spare(1 + 1e-12, 1) == 0
+    assert "-0.0%" not in done.stdout
 
 
 def test_a_finding_ends_it_as_it_ends_a_check() -> None:

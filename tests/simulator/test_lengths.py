@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowgraph.simulator.lengths import Lengths
+from flowgraph.simulator.lengths import Drawn, Lengths, parse_share
 
 N = 40_000
 
@@ -58,6 +58,28 @@ def test_a_trace_is_read_in_order_and_again(tmp_path: Path) -> None:
     lengths = Lengths(f"trace:{file}", most=512, seed=0, stream=1)
     assert [lengths.at(i) for i in range(5)] == [12, 512, 31, 12, 512]
     assert lengths.at(4096 * 3 + 1) == lengths.at(1)
-    file.write_text("12\nmany\n")
-    with pytest.raises(ValueError, match="is to hold one length a line"):
-        Lengths(f"trace:{file}", most=512, seed=0, stream=1)
+    for text, said in (
+        ("12\n\nmany\n", ":3: 'many' is no length; write one number above 0 a line"),
+        ("12\n1 2 3\n", ":2: '1 2 3' is no length"),
+        ("-1\n", ":1: '-1' is no length"),
+        ("\n", "is empty; give a file with one length a line"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            Lengths(f"trace:{file}", most=512, seed=0, stream=1)
+
+
+def test_a_share_is_from_0_to_1() -> None:
+    for text in ("beta:0.5,2", "uniform:0,1", "fixed:0", "fixed:1"):
+        drawn = Drawn(parse_share(text), 0, 4)
+        assert all(0 <= drawn.at(i) <= 1 for i in range(100))
+    with pytest.raises(ValueError, match="no share of tries"):
+        parse_share("fixed:-1")
+
+
+def test_what_is_cut_is_counted_among_those_that_were_asked_for() -> None:
+    lengths = Lengths("uniform:1,100", most=50, seed=3, stream=1)
+    free = Lengths("uniform:1,100", most=1000, seed=3, stream=1)
+    for n in (1, 7, 5000):
+        assert lengths.cut(n) == pytest.approx(sum(free.at(i) > 50 for i in range(n)) / n)
+    assert free.cut(5000) == lengths.cut(0) == 0

@@ -134,7 +134,12 @@ def _validate_withhold(*, patience: int = 20) -> None:
     _validate(patience=patience)
 
 
-@fold(lifetime="step", collect=("trajectory", "step"), validate=_validate_withhold)
+@fold(
+    lifetime="step",
+    collect=("trajectory", "step"),
+    read=("withheld_score", "withheld_uid"),
+    validate=_validate_withhold,
+)
 def withhold(
     state: Candidates,
     ready: Annotated[Row | None, Rows("trajectory")],

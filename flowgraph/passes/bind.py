@@ -205,6 +205,24 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             giver = _giver(graph, node, wanted) if wanted is not None else before[0] if before else "<hop>"
             help = f"add {port}: {giver} under in:"
             yield Diagnostic("FG110", given, message, later or help)
+        yield from _unread(graph, node) if not graph.broken and "hops" not in graph.file.partial else ()
+
+
+def _unread(graph: Graph, node: Node) -> Iterator[Diagnostic]:
+    """FG110: what a hop gives in place of something else is read, or that would be lost without a word."""
+    read = {
+        b.source.name
+        for n in graph.nodes.values()
+        for b in n.bindings
+        if b.source and b.producer == node.name
+    }
+    for name in node.spec.facts.read:
+        if name in read:
+            continue
+        takers = [n.name for n in graph.nodes.values() if any(p.name == name for p in n.spec.inputs)]
+        message = f"nobody reads {name} of {node.name}, and what it stands for would be lost"
+        where = f"under in: of {takers[0]}" if takers else "in the hop that it is for"
+        yield Diagnostic("FG110", node.place, message, f"add {name}: {node.name} {where}")
 
 
 def _giver(graph: Graph, node: Node, port: Port) -> str:

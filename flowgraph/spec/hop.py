@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ class Facts(msgspec.Struct, frozen=True):
     flight: Callable[..., int] | None = None
     admits: Callable[..., int] | None = None
     needs: tuple[tuple[str, str], ...] = ()
+    read: tuple[str, ...] = ()
     described: str = ""
 
 
@@ -125,6 +126,7 @@ def fold(
     flight: Callable[..., int] | None = None,
     admits: Callable[..., int] | None = None,
     needs: Mapping[str, str] | None = None,
+    read: Sequence[str] = (),
     described: str = "",
 ) -> Callable[[F], F]:
     """Declare `step(state, ports…) → decisions` over an explicit state that it alone may mutate.
@@ -138,7 +140,7 @@ def fold(
     may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
     be. All three get every keyword-only parameter as well.
     `needs={"option": "port"}`: the option, when it is on, reads this optional port; `{"option=value": "port"}`: when it
-    is just that. `described` as of `@hop`.
+    is just that. `read` names columns that somebody must read. `described` as of `@hop`.
     """
     return _attach(
         kind="fold",
@@ -152,6 +154,7 @@ def fold(
         flight=flight,
         admits=admits,
         needs=tuple((needs or {}).items()),
+        read=tuple(read),
         described=described,
     )
 

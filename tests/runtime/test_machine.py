@@ -24,6 +24,7 @@ EARLY = (
     "hops.buffer.in.trajectory=reward",
     "hops.dispatch.in.finished=reward",
 )
+WITHHELD = ("hops.advantage.in.withheld_score=batch", "hops.advantage.in.withheld_uid=batch")
 COUNTED = "hops.batch.in.sent=dispatch"
 
 
@@ -46,7 +47,7 @@ def ring_of(
     if policy in ("withhold", "equal"):
         more += [*EARLY, "hops.batch.in.score=buffer"]
     if policy == "withhold":
-        more += ["hops.batch.use=hops.batch.withhold", "dims.withheld={mean: 0, max: 64}"]
+        more += ["hops.batch.use=hops.batch.withhold", "dims.withheld={mean: 0, max: 64}", *WITHHELD]
         del options["groups"]
     elif policy == "equal":
         options |= {"drop_equal": True, "groups": "whole"}

@@ -133,3 +133,15 @@ def test_an_option_that_reads_an_input_says_so_when_it_lacks_it() -> None:
     assert found.message == "hop batch lacks its input sent, which stale: wait reads"
     assert load(RING, ["hops.batch.with={stale: wait}", "hops.batch.in.sent=dispatch"]).diagnostics == []
     assert load(RING, ["hops.batch.with={stale: drop}"]).diagnostics == []
+
+
+def test_scores_that_are_withheld_must_be_read() -> None:
+    from tests.runtime.harness import TOY as RING
+
+    wires = ("hops.advantage.in.withheld_score=batch", "hops.advantage.in.withheld_uid=batch")
+    found = load(RING, [one for one in WITHHOLD if one not in wires]).diagnostics
+    assert [(d.code, d.help) for d in found] == [
+        ("FG110", "add withheld_score: batch under in: of advantage"),
+        ("FG110", "add withheld_uid: batch under in: of advantage"),
+    ]
+    assert load(RING, WITHHOLD).diagnostics == []

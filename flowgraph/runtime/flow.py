@@ -32,7 +32,7 @@ class Flow(ABC):
     ready: hop → rows that are due; due: hops that have any; triggers: hop → values that it has yet to fire on
     triggered: output → those of the hops that fire on its values, and on each how-manieth
     firing: hop → its firings under way; held: published values that somebody works on
-    at_work: hop on trajectories that uses an engine → those that it works on
+    engines: hops on trajectories that use an engine, and may be interrupted
     hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
@@ -58,7 +58,7 @@ class Flow(ABC):
         engines = (
             n for n, h in workers.items() if h.rows == "trajectory" and h.uses == "engine" and h.concurrent
         )
-        self.at_work: dict[str, dict[int, Record]] = {name: {} for name in engines}
+        self.engines = tuple(engines)
         self.hold = 0
         self.stopping: set[tuple[str, int]] = set()
         self.parked: dict[tuple[str, int], Record] = {}
@@ -86,6 +86,10 @@ class Flow(ABC):
     @abstractmethod
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         """A hop is due on a value that was published; `done` is called when it is over."""
+
+    @abstractmethod
+    def working(self, hop: str) -> Mapping[int, Record]:
+        """The rows that a hop works on, by their key."""
 
     @abstractmethod
     def interrupt(self, hop: Hop, record: Record) -> None:
@@ -153,7 +157,7 @@ class Flow(ABC):
     def stuck(self) -> RunError:
         """Nothing is under way and nothing can fire."""
         counts = self.ledger.counts
-        full = {name for name, fold in self.folds.all.items() if fold.full}
+        full = {name for name, fold in self.folds.all.items() if fold.is_full()}
         waiting = {name: n for name, n in self.folds.waiting().items() if name not in full}
         queued = "".join(f"; {n} rows wait for {name}" for name, n in waiting.items())
         queued += f"; {len(self.parked)} are held" if self.parked else ""
@@ -174,7 +178,7 @@ class Flow(ABC):
                 self._step(*found)
             given_up = False
             for name in list(self.due):
-                hop, queue, working = self.plan.hops[name], self.ready[name], self.at_work.get(name)
+                hop, queue = self.plan.hops[name], self.ready[name]
                 while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
                     record = queue.popleft()
                     if record.row.failed:
@@ -182,8 +186,6 @@ class Flow(ABC):
                         self._skip(record, hop)
                         continue
                     self.firing[name] += 1
-                    if working is not None:
-                        working[record.row.key] = record
                     self.begin(hop, record)
                 if not queue:
                     del self.due[name]
@@ -339,8 +341,7 @@ class Flow(ABC):
     def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:
         """A firing is over. watched: the port whose value it worked on, where that made it fire."""
         self.firing[hop.name] -= 1
-        if record is not None and hop.name in self.at_work:
-            self.at_work[hop.name].pop(record.row.key, None)
+        if self.stopping and record is not None:
             self.stopping.discard((hop.name, record.row.key))
         if watched:
             watch = next(w for w in hop.watches if w.port == watched)
@@ -355,10 +356,11 @@ class Flow(ABC):
     def _hold(self, n: int) -> None:
         """Of the trajectories at an engine, let the n youngest wait, and the oldest of those that do go on."""
         self.hold = n
-        for name, working in self.at_work.items():
+        for name in self.engines:
             stopping = [key for hop, key in self.stopping if hop == name]
             parked = sorted(key for hop, key in self.parked if hop == name)
             more = n - len(parked) - len(stopping)
+            working = self.working(name) if more > 0 else {}
             for key in sorted(working.keys() - set(stopping), reverse=True)[: max(0, more)]:
                 self.stopping.add((name, key))
                 self.interrupt(self.plan.hops[name], working[key])

@@ -27,7 +27,7 @@ from flowgraph.spec.types import Dropped, Row
 class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
-    full: its queues wait, because it said so when it last fired
+    full: whether its queues wait, None while it has not been asked since its last call
     queues, line: port → rows to take; handed: those of its queues that another fold fills
     gated: it fires on credit only; stuck: it had none when so often something had become free
     credit: the parameter that says how many steps it may make, if it has one
@@ -41,7 +41,7 @@ class Fold(msgspec.Struct, eq=False):
     hop: Hop
     step: Callable[..., Any]
     room: Callable[[Any], int] | None
-    full: bool
+    full: bool | None
     state: Any
     queues: dict[str, deque[Row]]
     handed: frozenset[str]
@@ -59,6 +59,12 @@ class Fold(msgspec.Struct, eq=False):
     changed: bool = True
     stuck: int = -1
     read: dict[int, dict[str, Any]] = {}
+
+    def is_full(self) -> bool:
+        """Whether its queues wait. It is asked once after every call, which alone can change the answer."""
+        if self.full is None:
+            self.full = self.room is not None and self.room(self.state) <= 0
+        return self.full
 
 
 class Folds:
@@ -105,11 +111,10 @@ class Folds:
             if fold.gated and (fold.stuck == freed or credit(fold.hop) <= 0):
                 fold.stuck = freed
                 continue
-            if not fold.full:
-                for port, queue in fold.line:
-                    if queue:
-                        fold.changed = False
-                        return fold, port, queue.popleft()
+            for port, queue in fold.line:
+                if queue and not fold.is_full():
+                    fold.changed = False
+                    return fold, port, queue.popleft()
             if fold.events:
                 hears = hears or fold
             elif fold.changed:
@@ -156,8 +161,7 @@ class Folds:
             raise HopError(text, f"see {fold.hop.place}") from error
         if port:
             ports[port] = None
-        if fold.room is not None:
-            fold.full = fold.room(fold.state) <= 0
+        fold.full = None
         if getattr(result, "_fields", None) != fold.names:
             result = _in_order(fold, result)
         values: tuple[Any, ...] = result
@@ -247,7 +251,7 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         hop,
         _bound(spec.function, fixed, plan.verify),
         room,
-        room is not None and room(state) <= 0,
+        None,
         state,
         queues,
         handed=frozenset(

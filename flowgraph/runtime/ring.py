@@ -180,6 +180,10 @@ class Ring(Flow):
         fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, {})
         self._send(hop, None, port, fire)
 
+    def working(self, hop: str) -> dict[int, Record]:
+        firings = (f for f in self.in_flight.values() if f.hop == hop)
+        return {f.record.row.key: f.record for f in firings if f.record is not None}
+
     def interrupt(self, hop: Hop, record: Record) -> None:
         id = next(i for i, f in self.in_flight.items() if f.record is record and f.hop == hop.name)
         self.executor.send(hop.owner, Interrupt(id))

@@ -152,6 +152,9 @@ class Ring(Flow):
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
 
+    def working(self, hop: str) -> dict[int, Record]:
+        return {key: request.of[1] for (name, key), request in self.requests.items() if name == hop}
+
     def interrupt(self, hop: Hop, record: Record) -> None:
         self.soon.append(functools.partial(self._interrupted, self.requests[hop.name, record.row.key]))
 

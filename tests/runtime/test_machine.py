@@ -148,7 +148,7 @@ class Asynchronous(RuleBasedStateMachine):
             self.flow.ends(*others[0])
 
     def _others(self) -> list[tuple[str, int]]:
-        return [one for one in self.flow.working if one[0] != "rollout"]
+        return [one for one in self.flow.firings if one[0] != "rollout"]
 
     @precondition(lambda self: self.flow.events)
     @rule()
@@ -242,7 +242,7 @@ class Asynchronous(RuleBasedStateMachine):
             elif flow.events:
                 flow.heard()
             else:
-                hop, key = min(flow.working, key=lambda one: (one[0] == "rollout", one[1]))
+                hop, key = min(flow.firings, key=lambda one: (one[0] == "rollout", one[1]))
                 flow.ends(hop, key, failed="time limit" if key in self.hung and hop == "rollout" else "")
         assert flow.finished(), "the run goes on"
         self.every_trajectory_is_somewhere()

@@ -37,7 +37,7 @@ def plan_of(*overrides: str) -> Plan:
 
 
 class Virtual(Flow):
-    """Firings under way are in `working`, in the order in which they began; `ends` ends one.
+    """Firings under way are in `firings`, in the order in which they began; `ends` ends one.
 
     scores: what each trajectory scores, where a fold asks; taught: keys of each step that is over, and their lags
     told_to_stop: firings that were interrupted, and have not stopped yet
@@ -46,7 +46,7 @@ class Virtual(Flow):
     def __init__(self, plan: Plan, scores: Mapping[int, float] | None = None) -> None:
         nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
         super().__init__(plan, Table(plan, Regions(nowhere, nowhere)))
-        self.working: dict[tuple[str, int], tuple[Hop, Record]] = {}
+        self.firings: dict[tuple[str, int], tuple[Hop, Record]] = {}
         self.events: list[tuple[Hop, str]] = []
         self.scores = scores or {}
         self.taught: list[list[int]] = []
@@ -63,10 +63,13 @@ class Virtual(Flow):
         return -1, ()
 
     def begin(self, hop: Hop, record: Record) -> None:
-        self.working[hop.name, record.row.key] = hop, record
+        self.firings[hop.name, record.row.key] = hop, record
 
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         self.events.append((hop, port))
+
+    def working(self, hop: str) -> dict[int, Record]:
+        return {key: record for (name, key), (_, record) in self.firings.items() if name == hop}
 
     def interrupt(self, hop: Hop, record: Record) -> None:
         self.told_to_stop.append((hop.name, record.row.key))
@@ -78,7 +81,7 @@ class Virtual(Flow):
     # --- what a test lets happen ------------------------------------------------------------------------------
 
     def keys(self, hop: str) -> list[int]:
-        return [key for name, key in self.working if name == hop]
+        return [key for name, key in self.firings if name == hop]
 
     def ends(self, hop: str, key: int, failed: str = "") -> None:
         """A firing ends, or comes to nothing."""
@@ -99,7 +102,7 @@ class Virtual(Flow):
         self.turn()
 
     def _ended(self, hop: str, key: int) -> tuple[Hop, Record]:
-        at, record = self.working.pop((hop, key))
+        at, record = self.firings.pop((hop, key))
         self.told_to_stop = [one for one in self.told_to_stop if one != (hop, key)]
         self.done(at, record)
         return at, record
@@ -125,9 +128,9 @@ def in_time(flow: Virtual, seconds: Callable[[str, Record], float]) -> float:
     now, began, ends = 0.0, itertools.count(), []
     known: set[tuple[str, int]] = set()
     while not flow.finished():
-        for at in flow.working.keys() - known:
-            heapq.heappush(ends, (now + seconds(at[0], flow.working[at][1]), next(began), at))
-        known |= flow.working.keys()
+        for at in flow.firings.keys() - known:
+            heapq.heappush(ends, (now + seconds(at[0], flow.firings[at][1]), next(began), at))
+        known |= flow.firings.keys()
         while flow.events:
             flow.heard()
         if ends:

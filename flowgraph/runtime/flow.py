@@ -18,11 +18,14 @@ from typing import Any
 import msgspec
 
 from flowgraph.errors import LedgerError, RunError
+from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.folds import Fold, Folds
 from flowgraph.runtime.ledger import Ledger
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.spec.types import Dropped, Row
+
+IN_VAIN = 1000  # batches' worth of trajectories that may be dropped before a step is made of others
 
 
 class Flow(ABC):
@@ -34,6 +37,7 @@ class Flow(ABC):
     firing: hop → its firings under way; held: published values that somebody works on
     engines: hops on trajectories that use an engine, and may be interrupted
     hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
+    in_vain: trajectories dropped since the last step was made; batch: trajectories of a step
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
     """
@@ -62,6 +66,8 @@ class Flow(ABC):
         self.hold = 0
         self.stopping: set[tuple[str, int]] = set()
         self.parked: dict[tuple[str, int], Record] = {}
+        self.in_vain = 0
+        self.batch = max(1, int(rows_per_step("trajectory", plan.dims)))
         # Where nobody asks for the largest lag there is none.
         self.bounded = any("max_lag" in hop.bound for hop in plan.hops.values())
         self.steps_done = 0
@@ -281,7 +287,8 @@ class Flow(ABC):
     def _emit(self, hop: Hop, item: Any) -> None:
         """A fold made a row: register it, write its columns, and wake who follows."""
         parents = tuple(getattr(item, "parents", ()))
-        if hop.rows == "step":  # before anything is made of them: some may be gone
+        if hop.rows == "step":
+            self.in_vain = 0
             for parent in parents:
                 self._consume(parent, hop.name)
         record = self.table.create(hop.name, parents, int(getattr(item, "tag", 0)))
@@ -392,6 +399,10 @@ class Flow(ABC):
 
     def _drop(self, hop: str, output: str, item: Dropped) -> None:
         self.ledger.move(item.row.key, "dropped", hop, item.reason)
+        self.in_vain += 1
+        if self.in_vain > IN_VAIN * self.batch:
+            text = f"{self.in_vain} trajectories were dropped by {hop} since step {self.steps_made}, and none trained"
+            raise RunError(text, f"look at what {hop} drops; the last was dropped for: {item.reason}")
         record = self.table.of(item.row)
         if not record.whole:
             raise LedgerError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowgraph import Rejected
-from flowgraph.errors import HopError, LedgerError
+from flowgraph.errors import HopError, LedgerError, RunError
 from flowgraph.runtime.arena import arenas, map_all
 from flowgraph.runtime.messages import Block, Done, Fire, FromWorker, Gone, Interrupt
 from flowgraph.runtime.run import ExecutorName
@@ -16,7 +16,7 @@ from flowgraph.runtime.worker import Worker
 from hops.candidates import SIBLING
 from hops.rollout import within
 from tests.runtime.harness import run_toy, summary
-from tests.runtime.virtual import ENGINE, Virtual, plan_of
+from tests.runtime.virtual import ENGINE, Virtual, in_time, plan_of
 
 USERS = "tests.runtime.users"
 EARLY = (
@@ -85,6 +85,14 @@ def test_what_was_trained_before_is_named_even_where_nothing_of_it_is_left(tmp_p
         LedgerError, match=r"hop batch can't choose trajectory \d+: it was consumed or dropped before"
     ):
         run_toy(tmp_path, TAKES.replace("SIZE", "6, twice: true"), "hops.dispatch.in.version.max_lag=1")
+
+
+def test_a_batch_that_drops_everything_ends_by_name() -> None:
+    flow = Virtual(plan_of(f"hops.batch.use={USERS}.drops_all"))
+    with pytest.raises(
+        RunError, match=r"6001 trajectories were dropped by batch since step 0.*\n.*for: no good"
+    ):
+        in_time(flow, lambda hop, record: 1.0)
 
 
 def test_a_reason_is_given_and_is_short_enough_to_count_by() -> None:

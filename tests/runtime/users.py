@@ -323,3 +323,8 @@ def takes(
     state.made += 1
     lag = np.array([state.made - 1 - row.tag for row in taken], np.int32)
     return Greedy([Step(tuple(taken), np.array(state.made - 1, np.int64), lag)], [])
+
+
+@fold(lifetime="step", collect=("trajectory", "step"))
+def drops_all(state: Taken, ready: Annotated[Row | None, Rows("trajectory")]) -> Greedy:
+    return Greedy([], [] if ready is None else [Dropped(ready, "no good")])

@@ -72,7 +72,7 @@ class Folds:
 
     told: hop → ports that hear of the rows which it gave; queued: hop → queues of the rows that it works on
     heard: output → ports that hear each of its values; levels: output → ports that hold its newest
-    handed: output → queues that its rows go on into
+    handed: output → queues that its rows go on into; passed: output → ports that hear of it
     """
 
     def __init__(self, plan: Plan, resources: Mapping[str, Any]) -> None:
@@ -86,10 +86,13 @@ class Folds:
         self.heard: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
         self.levels: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
         self.handed: dict[tuple[str, str], list[deque[Row]]] = {}
+        self.passed: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
         for fold in self.all.values():
             for w in fold.hop.watches:
                 if w.mode == "latest":
                     self.levels.setdefault((w.producer, w.output), []).append((fold, w.port))
+                elif w.mode == "event" and plan.hops[w.producer].outputs.get(w.output) == "handed":
+                    self.passed.setdefault((w.producer, w.output), []).append((fold, w.port))
                 elif w.mode == "event" and w.rows:
                     self.told.setdefault(w.producer, []).append((fold, w.port))
                 elif w.mode == "event":
@@ -205,6 +208,8 @@ class Folds:
         """A fold hands a row on to those that follow it."""
         for queue in self.handed.get(output, ()):
             queue.append(row)
+        for fold, port in self.passed.get(output, ()):
+            fold.events.append((port, row))
 
     def waiting(self) -> dict[str, int]:
         """Rows queued for each fold that has any."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -27,6 +26,7 @@ from flowgraph import (
     Version,
     fold,
 )
+from hops.keys import key_of
 from hops.pace import Pace, observe
 
 NO_BACKLOG = Backlog(0)
@@ -68,21 +68,20 @@ class Dispatched(NamedTuple):
 
 def random_key(seed: int, uid: int, sample: int) -> int:
     """64 bits that depend on the run's seed and on who the trajectory is, and on nothing else."""
-    digest = hashlib.blake2b(f"{seed}/{uid}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return key_of(f"{seed}/{uid}/{sample}")
 
 
 def _room(state: InFlight, **_: object) -> int:
     return 0 if state.group is not None else 1
 
 
-def _flight(*, target: int | None, groups: int, samples: int, max_lag: int, **_: object) -> int:
-    return target or (max_lag + 1) * groups * samples
-
-
 def _admits(*, groups: int, samples: int, max_lag: int, **_: object) -> int:
     """See `watermark`: what is dispatched and not dropped is at most that much ahead of what is trained."""
     return (max_lag + 1) * groups * samples
+
+
+def _flight(*, target: int | None, **sizes: int) -> int:
+    return target or _admits(**sizes)
 
 
 def _validate(*, target: int | None = None, adapt: bool = False, least: int | None = None) -> None:

@@ -13,7 +13,6 @@ Life of an episode:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import sys
 import traceback
@@ -26,7 +25,9 @@ import numpy as np
 from flowgraph import Engine, Rejected, Sampling, Tokenizer
 from hops import turns
 from hops.environments.protocol import Environment, Outcome, Prompt, Reply
+from hops.keys import key_of
 from hops.rows.example import Example
+from hops.scoring import as_float32
 from hops.signature import name_of
 
 GRACE = 1.0  # seconds for an environment to end once it is told to
@@ -102,8 +103,7 @@ class Turns:
         finally:
             del self._under_way[rid]
         self.retractions += out.retractions
-        # Dropped without new weights: for want of KV memory.
-        self.pressed += out.retractions > 0 and len(set(out.versions.tolist())) == 1
+        self.pressed += out.pressed
         ended = why if out.finish_reason == "length" else out.finish_reason
         self.truncated |= ended != "stop"
         return Reply(self._tokenizer.decode(out.ids), ended)
@@ -181,8 +181,7 @@ def texts(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 def turn_key(key: int, turn: int) -> int:
     """64 bits that depend on the trajectory's key and the number of the turn, and on nothing else."""
-    digest = hashlib.blake2b(f"{key}/{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return key_of(f"{key}/{turn}")
 
 
 def judged(environment: Environment, outcome: Outcome) -> tuple[float | None, dict[str, float]]:
@@ -201,11 +200,7 @@ def judged(environment: Environment, outcome: Outcome) -> tuple[float | None, di
 
 
 def _number(environment: Environment, name: str, value: Any) -> float:
-    try:
-        with np.errstate(over="ignore"):
-            number = float(np.float32(float(value)))
-    except (TypeError, ValueError):
-        number = math.nan
+    number = as_float32(value)
     if not math.isfinite(number):
         raise ValueError(
             f"environment {name_of(environment)} returned {value!r:.80} as {name}; give a finite number, or None"

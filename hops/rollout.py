@@ -16,6 +16,7 @@ from flowgraph import (
     Below,
     Dim,
     Engine,
+    EngineLoad,
     Generation,
     Json,
     LastToken,
@@ -109,15 +110,11 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
             f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions"
         )
     load = engine.load()
-    # Dropped without new weights: for want of KV memory.
-    pressed = out.retractions > 0 and len(set(out.versions.tolist())) == 1
     metrics = {
         "length": r,
         "truncated": out.finish_reason in ("length", "context"),
         "retractions": out.retractions,
-        "engine_running": load.running,
-        "engine_waiting": load.waiting,
-        "engine_kv_used": load.kv_used,
+        **_told(load),
     }
     return Trajectory(
         tokens=np.concatenate([prompt, out.ids]).astype(np.int32),
@@ -126,8 +123,17 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
         versions=np.concatenate([np.full(p, -1), out.versions]).astype(np.int32),
         leaf_offsets=np.array([0, p + r], np.int64),
         metrics={name: float(value) for name, value in metrics.items()},
-        backlog=Backlog(load.backlog + pressed),
+        backlog=Backlog(load.backlog + out.pressed),
     )
+
+
+def _told(load: EngineLoad) -> dict[str, float]:
+    """An engine's load, as metrics."""
+    return {
+        "engine_running": load.running,
+        "engine_waiting": load.waiting,
+        "engine_kv_used": load.kv_used,
+    }
 
 
 # --- episodes ------------------------------------------------------------------------------------------------------
@@ -233,9 +239,7 @@ async def episode(
         "length": model.tree.sampled,
         "truncated": model.truncated,
         "retractions": model.retractions,
-        "engine_running": load.running,
-        "engine_waiting": load.waiting,
-        "engine_kv_used": load.kv_used,
+        **_told(load),
         **({} if score is None else {"reward": score}),
     }
     return Episode(

@@ -175,17 +175,22 @@ def _number(function: Callable[..., Any], sample: Sample, value: Any) -> float |
         value = value.get("score", value)
     if value is None:
         return None
-    try:
-        with np.errstate(over="ignore"):
-            number = float(np.float32(float(value)))
-    except (TypeError, ValueError):
-        number = math.nan
+    number = as_float32(value)
     if not math.isfinite(number):
         raise ValueError(
             f"reward function {name_of(function)} gave {value!r:.80} for {sample.where}, completion "
             f"{sample.completion!r:.200}; it must give a finite float32, or None for no score"
         )
     return number
+
+
+def as_float32(value: Any) -> float:
+    """A number as the float32 that crosses a seam, an infinity where it is too large; NaN for what is no number."""
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(float(value)))
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _raised(function: Callable[..., Any], call: _Call, error: Exception) -> ValueError:

@@ -91,6 +91,11 @@ class Generation(msgspec.Struct, frozen=True):
     retractions: int = 0
     side: Mapping[str, Side] = {}
 
+    @property
+    def pressed(self) -> bool:
+        """Whether its KV was dropped, and not for new weights: so for want of memory."""
+        return self.retractions > 0 and len(set(self.versions.tolist())) == 1
+
 
 def nothing(reason: FinishReason = "abort") -> Generation:
     """A response without a token."""

@@ -1,0 +1,10 @@
+"""Random keys: 64 bits that depend on who somebody is, and on nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def key_of(who: str) -> int:
+    """64 bits of a text such as `seed/uid/sample`."""
+    return int.from_bytes(hashlib.blake2b(who.encode(), digest_size=8).digest(), "little")

@@ -98,5 +98,11 @@ def regions(plan: Plan) -> Regions:
     return out
 
 
+def no_regions(plan: Plan) -> Regions:
+    """For who drives a ring without payload: nobody writes anywhere."""
+    nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
+    return Regions(nowhere, nowhere)
+
+
 def map_all(fds: Mapping[str, int]) -> dict[str, Arena]:
     return {name: Arena(fd) for name, fd in fds.items()}

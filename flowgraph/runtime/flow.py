@@ -251,9 +251,8 @@ class Flow(ABC):
             self.ledger.move(value.key, "ready", hop.name)
         credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
         outputs = self.folds.fire(fold, port, value, columns, credit)
-        made = 0
-        for i, output in enumerate(outputs):
-            kind, key = fold.outputs[i]
+        made, latest = 0, self.folds.latest
+        for (kind, key), output in zip(fold.outputs, outputs, strict=True):
             if kind == "rows":
                 made = len(output)
                 if made > credit and hop.rows != "trajectory":
@@ -268,8 +267,7 @@ class Flow(ABC):
             elif isinstance(output, list):
                 for item in output:
                     self._drop(*key, item)
-            elif output != fold.given[i]:
-                fold.given[i] = output
+            elif key not in latest or latest[key] != output:
                 if kind == "held":
                     self._hold(output)
                 self.publish(*key, output)

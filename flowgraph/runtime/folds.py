@@ -28,13 +28,12 @@ class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
     full: whether its queues wait, None while it has not been asked since its last call
-    queues, line: port → rows to take; handed: those of its queues that another fold fills
+    queues: port → rows to take; handed: those of its queues that another fold fills
     gated: it fires on credit only; stuck: it had none when so often something had become free
     credit: the parameter that says how many steps it may make, if it has one
     ports: what it is called with: what came, or None; the newest value of each level; and its credit
     first: the port of rows whose columns it may read; shows: the output whose rows are shown there
     names: of its outputs; outputs: what becomes of each, and its full name; lists: those that are lists of rows
-    given: the last value of each
     read: key of a row that it is shown → its columns by port
     """
 
@@ -53,8 +52,6 @@ class Fold(msgspec.Struct, eq=False):
     names: tuple[str, ...]
     outputs: tuple[tuple[str, tuple[str, str]], ...]
     lists: tuple[int, ...]
-    given: list[Any]
-    line: tuple[tuple[str, deque[Row]], ...]
     events: deque[tuple[str, Any]]
     changed: bool = True
     stuck: int = -1
@@ -114,7 +111,7 @@ class Folds:
             if fold.gated and (fold.stuck == freed or credit(fold.hop) <= 0):
                 fold.stuck = freed
                 continue
-            for port, queue in fold.line:
+            for port, queue in fold.queues.items():
                 if queue and not fold.is_full():
                     fold.changed = False
                     return fold, port, queue.popleft()
@@ -270,7 +267,5 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         names=tuple(hop.outputs),
         outputs=tuple((kind, (hop.name, name)) for name, kind in hop.outputs.items()),
         lists=tuple(i for i, kind in enumerate(hop.outputs.values()) if kind in ("rows", "latest", "handed")),
-        given=[None] * len(hop.outputs),
-        line=tuple(queues.items()),
         events=deque(),
     )

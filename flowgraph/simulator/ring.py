@@ -24,7 +24,7 @@ import numpy as np
 
 from flowgraph.engines.protocol import HIGH_MARK
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.arena import Regions, Slots
+from flowgraph.runtime.arena import no_regions
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
@@ -49,8 +49,7 @@ class Ring(Flow):
     """
 
     def __init__(self, plan: Plan, fitted: Fitted) -> None:
-        nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
-        super().__init__(plan, Table(plan, Regions(nowhere, nowhere)))
+        super().__init__(plan, Table(plan, no_regions(plan)))
         self.settings = fitted.settings
         self.now = 0.0
         self.fleet = Fleet(fitted.engines, fitted.slots, self.settings.speed, fitted.kv)
@@ -124,7 +123,7 @@ class Ring(Flow):
         """Levels as they are until now."""
         counts, fleet = self.ledger.counts, self.fleet
         self.meter.to(
-            now, counts.in_flight, counts.ready, self.table.next_key.get("step", 0) - self.begun,
+            now, counts.in_flight, counts.ready, self.steps_made - self.begun,
             fleet.running, fleet.waiting, fleet.serving, self.training,
             self.folds.latest.get(self.watermark, self.dispatch.room or 0),
         )  # fmt: skip
@@ -277,10 +276,8 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
-            if (
-                not gc.get_freeze_count()
-            ):  # all is among the old ones now, and is not looked through at the very end
-                gc.freeze()
+            if not gc.get_freeze_count():
+                gc.freeze()  # all is among the old ones then, and is not looked through at the very end
                 gc.unfreeze()
             gc.enable()
 

@@ -14,7 +14,7 @@ import numpy as np
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.arena import Regions, Slots
+from flowgraph.runtime.arena import no_regions
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.rows import Record, Table
@@ -44,8 +44,7 @@ class Virtual(Flow):
     """
 
     def __init__(self, plan: Plan, scores: Mapping[int, float] | None = None) -> None:
-        nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
-        super().__init__(plan, Table(plan, Regions(nowhere, nowhere)))
+        super().__init__(plan, Table(plan, no_regions(plan)))
         self.firings: dict[tuple[str, int], tuple[Hop, Record]] = {}
         self.events: list[tuple[Hop, str]] = []
         self.scores = scores or {}

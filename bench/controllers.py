@@ -20,9 +20,11 @@ from flowgraph.plan.plan import Plan
 from flowgraph.simulator.ring import Ring
 from flowgraph.simulator.run import endless
 from flowgraph.simulator.settings import fit, make
+from flowgraph.simulator.trace import LEVELS
 
 ENGINES, SLOTS, GROUPS, SAMPLES, LAG = 1000, 128, 256, 16, 60
 SETTINGS = {"engines": ENGINES, "slots": SLOTS, "lengths": "lognormal:2000,0.5", "train_seconds": 0.5}
+IN_FLIGHT = LEVELS.index("in_flight")
 STEPS = 50  # of 4,096 trajectories; after 30 of them as many as may be are in flight
 
 
@@ -63,13 +65,13 @@ def measured(plan: Plan, *, clocked: bool) -> tuple[float, int, float, dict[str,
         for name, fold in ring.folds.all.items():
             fold.step = clocks[name] = Clocked(fold.step)
     before, began, since = ring.ledger.counts.events, time.process_time(), ring.meter.now
-    area = ring.meter.area[0]
+    area = ring.meter.area[IN_FLIGHT]
     ring.run(STEPS, 0)
     seconds = time.process_time() - began
     return (
         seconds,
         ring.ledger.counts.events - before,
-        (ring.meter.area[0] - area) / (ring.meter.now - since),
+        (ring.meter.area[IN_FLIGHT] - area) / (ring.meter.now - since),
         clocks,
     )
 

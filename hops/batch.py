@@ -102,9 +102,11 @@ def oldest_first(
         dropped += kill(state, unit, size, "stale")
     if drop_equal and ready is not None and _equal(state, ready, size):
         dropped += kill(state, _unit(ready, size), size, "equal scores")
-    _lose_patience(state, patience, wanted, "groups" if groups == "whole" else "trajectories")
+    if state.lost and state.wholes < wanted:
+        _lose_patience(state, patience * wanted, "groups" if groups == "whole" else "trajectories")
     if not credit or state.wholes < wanted or (stale == "wait" and not in_time(state, wanted, max_lag)):
-        return Chosen([], dropped, _short(state, wanted, credit), state.expiring)
+        missing = Short(state.batch_id + 1 if credit and state.wholes < wanted else 0)
+        return Chosen([], dropped, missing, state.expiring)
     batch_id = state.batch_id
     rows = [row for unit in take(state, wanted, size) for row in unit.rows]
     state.expiring = expiring(state, state.batch_id - max_lag)
@@ -164,9 +166,11 @@ def withhold(
     if credit and state.wholes >= n_groups:
         stale = [unit for unit, at in state.units.items() if _is_stale(at, samples, batch_id - max_lag)]
         dropped += [one for unit in stale for one in kill(state, unit, samples, "stale")]
-    _lose_patience(state, patience, n_groups, "groups")
+    if state.lost and state.wholes < n_groups:
+        _lose_patience(state, patience * n_groups, "groups")
     if not credit or state.wholes < n_groups:
-        return ChosenWithholding([], dropped, _short(state, n_groups, credit), state.expiring)
+        missing = Short(state.batch_id + 1 if credit and state.wholes < n_groups else 0)
+        return ChosenWithholding([], dropped, missing, state.expiring)
     for _ in older(state, batch_id - max_lag):
         pass  # a member that is too old does not end its group
     units = take(state, n_groups, samples)
@@ -199,11 +203,10 @@ def _heard(
         candidates.sent(state, out, _unit(out, size))
     if ready is None:
         return []
-    scores: list[float] = []
-    if score is not None and ready.key in score:
-        known = scored[ready.key] if scored is not None else np.ones(len(score[ready.key]), np.bool_)
-        scores = score[ready.key][known].tolist()
-    return arrive(state, ready, _unit(ready, size), size, scores)
+    if score is None or ready.key not in score:
+        return arrive(state, ready, ready.key if size == 1 else ready.parents[0].key, size)
+    scores = score[ready.key] if scored is None else score[ready.key][scored[ready.key]]
+    return arrive(state, ready, _unit(ready, size), size, scores.tolist())
 
 
 def _unit(row: Row, size: int) -> int:
@@ -217,10 +220,6 @@ def _step(batch_id: int, rows: list[Row]) -> Step:
     return Step(tuple(rows), np.array(batch_id, np.int64), lag)
 
 
-def _short(state: Candidates, wanted: int, credit: int) -> Short:
-    return Short(state.batch_id + 1 if credit and state.wholes < wanted else 0)
-
-
 def _equal(state: Candidates, row: Row, size: int) -> bool:
     """Whether a row completes a group of equal scores. One without any score is no better."""
     unit = state.units.get(_unit(row, size))
@@ -230,12 +229,10 @@ def _equal(state: Candidates, row: Row, size: int) -> bool:
     return not scores or alike(scores)
 
 
-def _lose_patience(state: Candidates, patience: int, wanted: int, what: str) -> None:
-    """Raises ValueError when so many batches' worth was dropped since the last batch that another would not help."""
-    if not state.lost or state.wholes >= wanted:
-        return
+def _lose_patience(state: Candidates, most: int, what: str) -> None:
+    """Raises ValueError when so many were dropped since the last batch that another would not help."""
     n = sum(state.lost.values())
-    if n < patience * wanted:
+    if n < most:
         return
     why = ", ".join(f"{reason}: {n}" for reason, n in state.lost.items())
     help = "see the log of the rollout's owner, or raise its time limit"

@@ -20,13 +20,9 @@ class Buffered(NamedTuple):
     free: Annotated[Room, Latest()]
 
 
-def _capacity(capacity: int | None, groups: int, samples: int, max_lag: int) -> int:
-    return capacity if capacity is not None else (max_lag + 1) * groups * samples
-
-
 def _room(state: Ready, *, capacity: int | None, groups: int, samples: int, max_lag: int) -> int:
     """What was sampled is never kept out: one that waits for room may be just the one that completes a batch."""
-    return max(1, _capacity(capacity, groups, samples, max_lag) - state.held)
+    return max(1, (capacity or (max_lag + 1) * groups * samples) - state.held)
 
 
 def _validate(*, capacity: int | None = None) -> None:
@@ -60,5 +56,5 @@ def ready(
         state.held -= len(taken.parents)
     if dropped is not None and not dropped.row.failed:
         state.held -= 1
-    free = _capacity(capacity, groups, samples, max_lag) - state.held
+    free = (capacity or (max_lag + 1) * groups * samples) - state.held
     return Buffered([] if trajectory is None else [trajectory], Room(free))

@@ -6,7 +6,7 @@ its oldest member.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -58,10 +58,12 @@ def sent(state: Candidates, row: Row, unit: int) -> None:
         _unit(state, row, unit).out += 1
 
 
-def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float]) -> list[Dropped]:
+def arrive(
+    state: Candidates, row: Row, unit: int, size: int, scores: list[float] | None = None
+) -> list[Dropped]:
     """A trajectory is ready, or came to nothing. What is dropped for it: itself, or its unit with it.
 
-    size: members of a unit
+    size: members of a unit; scores: of its leaves, where the policy looks at them
     """
     state.arrived += 1
     if unit in state.dead:
@@ -69,8 +71,11 @@ def arrive(state: Candidates, row: Row, unit: int, size: int, scores: list[float
         if left > 1:
             state.dead[unit] = left - 1, reason
         return [Dropped(row, row.failed or reason)]
-    at = _unit(state, row, unit)
-    at.out = max(0, at.out - 1)
+    at = state.units.get(unit)
+    if at is None or at.tag > row.tag:
+        at = _unit(state, row, unit)
+    if at.out:
+        at.out -= 1
     if row.failed:
         return [Dropped(row, row.failed), *kill(state, unit, size, SIBLING, came=1, cause=row.failed)]
     at.rows.append(row)
@@ -98,12 +103,14 @@ def kill(
     return [Dropped(row, reason) for row in at.rows]
 
 
-def older(state: Candidates, than: int) -> Iterator[int]:
-    """Units of a tag below `than` that have a member which is ready, oldest first; whoever asks lets go of each."""
+def older(state: Candidates, than: int) -> list[int]:
+    """Units of a tag below `than` that have a member which is ready, oldest first; whoever asks lets go of them."""
+    found = []
     while state.oldest and state.oldest[0][0] < than:
         tag, unit = heappop(state.oldest)
         if unit in state.units and state.units[unit].tag == tag:
-            yield unit
+            found.append(unit)
+    return found
 
 
 def in_time(state: Candidates, wanted: int, max_lag: int) -> bool:

@@ -66,11 +66,6 @@ class Dispatched(NamedTuple):
     held: Annotated[Held, Latest()]
 
 
-def random_key(seed: int, uid: int, sample: int) -> int:
-    """64 bits that depend on the run's seed and on who the trajectory is, and on nothing else."""
-    return key_of(f"{seed}/{uid}/{sample}")
-
-
 def _room(state: InFlight, **_: object) -> int:
     return 0 if state.group is not None else 1
 
@@ -185,12 +180,12 @@ def watermark(
 
 
 def _request(group: Row, sample: int, trajectory: int, version: Version, seed: int) -> Request:
-    uid = group.uid
+    uid = group.key
     return Request(
         (group,),
         version,
         np.array(uid, np.int64),
         np.array(sample, np.int32),
         np.array(trajectory, np.int64),
-        np.array(random_key(seed, uid, sample), np.uint64),
+        np.array(key_of(f"{seed}/{uid}/{sample}"), np.uint64),
     )

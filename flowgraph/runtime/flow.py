@@ -10,6 +10,7 @@ stale.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ import msgspec
 from flowgraph.errors import LedgerError, RunError
 from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.folds import Fold, Folds
-from flowgraph.runtime.ledger import Ledger
+from flowgraph.runtime.folds import Fold, Folds, listed
+from flowgraph.runtime.ledger import MOVES, Ledger
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.spec.types import Dropped, Row
 
@@ -31,13 +32,14 @@ IN_VAIN = 1000  # batches' worth of trajectories that may be dropped before a st
 class Flow(ABC):
     """One run of a plan.
 
-    waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
     ready: hop → rows that are due; due: hops that have any; triggers: hop → values that it has yet to fire on
-    triggered: output → those of the hops that fire on its values, and on each how-manieth
+    triggered: output → those of the hops that fire on its values, and on each how-manieth; versions: such outputs
+    free: hops that may begin on a row whatever else is under way, as soon as there is a block for it
     firing: hop → its firings under way; held: published values that somebody works on
     engines: hops on trajectories that use an engine, and may be interrupted
     hold: how many of the youngest are to wait; stopping: those that were told to; parked: those that do, by their key
     in_vain: trajectories dropped since the last step was made; batch: trajectories of a step
+    recounted: events of the ledger when it was recounted; steps_made, steps_done: batches that were chosen, are over
     over: steps that are done before an earlier one
     ended: a source has no further row; final: and what fires on the last version is queued
     """
@@ -48,15 +50,21 @@ class Flow(ABC):
         self.plan, self.table = plan, table
         self.ledger = Ledger()
         workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
-        self.waits = {n: _waits(plan, h) for n, h in workers.items() if h.rows and h.heads}
-        self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
-        self.ready: dict[str, deque[Record]] = {name: deque() for name in self.waits}
+        self.ready: dict[str, deque[Record]] = {name: deque() for name in table.waits}
         self.due: dict[str, None] = {}
         self.triggers: dict[str, deque[int]] = {n: deque() for n, h in workers.items() if not h.rows}
         self.triggered: dict[tuple[str, str], list[tuple[deque[int], int]]] = {}
         for name, values in self.triggers.items():
             for w in (w for w in workers[name].watches if w.mode == "event"):
                 self.triggered.setdefault((w.producer, w.output), []).append((values, w.every))
+        self.versions = {(name, output) for name, hop in plan.hops.items() for output in hop.initial}
+        self.free = {
+            name
+            for name in table.waits
+            if plan.hops[name].concurrent
+            and not plan.hops[name].initial
+            and plan.hops[name].rows == "trajectory"
+        }
         self.firing = dict.fromkeys(workers, 0)
         self.held: Counter[tuple[str, str]] = Counter()
         engines = (
@@ -69,8 +77,10 @@ class Flow(ABC):
         self.in_vain = 0
         self.batch = max(1, int(rows_per_step("trajectory", plan.dims)))
         # Where nobody asks for the largest lag there is none.
-        self.bounded = any("max_lag" in hop.bound for hop in plan.hops.values())
-        self.steps_done = 0
+        bounded = any("max_lag" in hop.bound for hop in plan.hops.values())
+        self.max_lag = plan.max_lag if bounded else math.inf
+        self.recounted = 0
+        self.steps_made = self.steps_done = 0
         self.over: dict[int, Record] = {}
         self.ended = False
         self.final = False
@@ -94,12 +104,15 @@ class Flow(ABC):
         """A hop is due on a value that was published; `done` is called when it is over."""
 
     @abstractmethod
-    def working(self, hop: str) -> Mapping[int, Record]:
-        """The rows that a hop works on, by their key."""
+    def working(self, hop: str) -> Mapping[int, Any]:
+        """What a hop works on, by the key of its row: whatever `interrupt` wants to know of it."""
 
     @abstractmethod
-    def interrupt(self, hop: Hop, record: Record) -> None:
+    def interrupt(self, hop: Hop, firing: Any) -> None:
         """A hop is to give up a row for now; `done` and then `park` is called when it has, unless it is done before."""
+
+    def landed(self, record: Record) -> None:  # noqa: B027  (who measures nothing has nothing to do)
+        """A trajectory is in flight no more. Of interest to whoever measures that."""
 
     @abstractmethod
     def closed(self, record: Record, members: Sequence[Record]) -> None:
@@ -145,9 +158,15 @@ class Flow(ABC):
 
     def end(self) -> None:
         """The run is over: what is still in flight or ready is dropped, and everything is counted once more."""
-        for key in list(self.ledger.place):
-            self.ledger.move(key, "dropped", "the run", "run ended")
-        self.ledger.check()
+        for key, record in self.table.live["trajectory"].items():
+            if record.place in MOVES:
+                self.ledger.move(record, key, "dropped", "the run", "run ended")
+        self.check()
+
+    def check(self) -> None:
+        """Recount the ledger. Raises LedgerError when its sum does not hold."""
+        self.ledger.check(self.table.live["trajectory"].values())
+        self.recounted = self.ledger.counts.events
 
     def denied(self) -> set[str]:
         """Folds that would make another row if they had credit."""
@@ -155,10 +174,6 @@ class Flow(ABC):
         gated = {fold.hop.name for fold in folds if fold.gated and fold.changed}
         told = {f.hop.name for f in folds if f.credit and self.steps_made < self.plan.run.steps}
         return gated | {name for name in told if self._credit(self.plan.hops[name]) <= 0}
-
-    @property
-    def steps_made(self) -> int:
-        return self.table.next_key.get("step", 0)
 
     def stuck(self) -> RunError:
         """Nothing is under way and nothing can fire."""
@@ -178,22 +193,30 @@ class Flow(ABC):
 
     def turn(self) -> None:
         """Fire everything that can fire, to quiescence."""
+        step, find, credit, table = self._step, self.folds.next, self._credit, self.table
+        free, needs = self.free, table.needs
         given_up = True
         while given_up:
-            while (found := self.folds.next(self._credit, self.table.freed)) is not None:
-                self._step(*found)
+            while (found := find(credit, table.freed)) is not None:
+                fold, port, value = found
+                step(fold, port, value)
+            if len(self.parked) + len(self.stopping) != self.hold * len(self.engines):
+                self._hold()
             given_up = False
             for name in list(self.due):
                 hop, queue = self.plan.hops[name], self.ready[name]
-                while queue and (queue[0].row.failed or self._may_fire(hop, queue[0])):
-                    record = queue.popleft()
+                while queue:
+                    record = queue[0]
                     if record.row.failed:
                         given_up = True
-                        self._skip(record, hop)
-                        continue
-                    self.firing[name] += 1
-                    self.begin(hop, record)
-                if not queue:
+                        self._skip(queue.popleft(), hop)
+                    elif (name in free and not needs[name]) or self._may_fire(hop, record):
+                        queue.popleft()
+                        self.firing[name] += 1
+                        self.begin(hop, record)
+                    else:
+                        break
+                else:
                     del self.due[name]
         for name, values in self.triggers.items():
             if not values:
@@ -225,6 +248,8 @@ class Flow(ABC):
 
         A version waits for the steps before its own: what it lets dispatch send takes the place of their rows.
         """
+        if hop.name in self.free:
+            return self.table.can_lease(hop.name)
         if self.firing[hop.name] and (not hop.concurrent or hop.rows in ("group", "step")):
             return False
         if hop.initial:
@@ -240,37 +265,45 @@ class Flow(ABC):
     def _step(self, fold: Fold, port: str, value: Any) -> None:
         """Fire a fold once, and carry out its decisions."""
         hop = fold.hop
+        record: Record | None = None
+        if port in fold.taken:
+            record = value
+            value = value.row
         columns: Mapping[str, Any] = {}
         if hop.reads:  # before the row is taken, and what lives no longer is freed
             shown = self.folds.shown(fold, port, value)
             columns = self.columns(
                 fold, [r for r in shown if not r.failed and r.key in self.table.live[r.kind]]
             )
-        takes = port in fold.queues and port not in fold.handed
-        if takes and self.table.take(value) and value.kind == "trajectory":
-            self.ledger.move(value.key, "ready", hop.name)
+        if record is not None and self.table.take(record) and record.place == "in flight":
+            self.ledger.move(record, value.key, "ready", hop.name)
+            self.landed(record)
         credit = self._credit(hop) if fold.credit or hop.rows != "trajectory" else 0
-        outputs = self.folds.fire(fold, port, value, columns, credit)
-        made, latest = 0, self.folds.latest
-        for (kind, key), output in zip(fold.outputs, outputs, strict=True):
+        made, last = 0, fold.last
+        for i, output in enumerate(self.folds.fire(fold, port, value, columns, credit)):
+            if output == last[i]:
+                continue
+            kind, key = fold.outputs[i]
             if kind == "rows":
-                made = len(output)
+                made = len(output) if type(output) is list else len(listed(fold, key[1], output))
                 if made > credit and hop.rows != "trajectory":
                     self._too_many(hop, made, credit)
                 for item in output:
                     self._emit(hop, item)
             elif kind == "handed":
-                for row in output:
+                for row in output if type(output) is list else listed(fold, key[1], output):
                     self.folds.hand(key, row)
             elif kind == "latest":
-                self.publish(*key, tuple(output))
+                self._publish(key, tuple(listed(fold, key[1], output)))
             elif isinstance(output, list):
+                last[i] = []  # as good as nothing from now on
                 for item in output:
-                    self._drop(*key, item)
-            elif key not in latest or latest[key] != output:
+                    self._drop(key, item)
+            else:
+                last[i] = output
                 if kind == "held":
-                    self._hold(output)
-                self.publish(*key, output)
+                    self.hold = output
+                self._publish(key, output)
         if made and hop.rows != "trajectory":
             fold.changed = True  # it may make another as soon as it has credit
         if not hop.watches:
@@ -289,26 +322,26 @@ class Flow(ABC):
             self.in_vain = 0
             for parent in parents:
                 self._consume(parent, hop.name)
+            self.steps_made += 1
         record = self.table.create(hop.name, parents, int(getattr(item, "tag", 0)))
         if hop.rows == "trajectory":
-            self.ledger.register(record.row.key, hop.name)
+            self.ledger.register(record)
             self.table.close_groups_before(parents[0])
         offset, sizes = self.write(record, hop, item)
         self.give(record, hop.name, offset, sizes)
 
     def _consume(self, row: Row, by: str) -> None:
-        self.ledger.move(row.key, "consumed", by)
-        record = self.table.of(row)
+        record = self.table.live["trajectory"].get(row.key)
+        self.ledger.move(record, row.key, "consumed", by)
+        assert record is not None, "the ledger has refused it else"
         if record.row.failed:
             raise LedgerError(
                 f"hop {by} can't choose trajectory {row.key}: it came to nothing ({record.row.failed})",
                 f"let {by} drop the rows of which `failed` says why",
             )
         lag = self.steps_made - row.tag
-        if self.bounded and lag > self.plan.max_lag:
-            text = (
-                f"hop {by} trains trajectory {row.key} at a lag of {lag}, and max_lag is {self.plan.max_lag}"
-            )
+        if lag > self.max_lag:
+            text = f"hop {by} trains trajectory {row.key} at a lag of {lag}, and max_lag is {self.max_lag}"
             raise LedgerError(text, f"let {by} drop what is older when it makes a step")
         record.closed = True
 
@@ -317,22 +350,24 @@ class Flow(ABC):
 
         offset: of its block, -1 where it wrote none
         """
-        self.table.give(record, hop, offset, sizes)
-        self.folds.tell(hop, record.row)
-        self._follow(record, hop)
-        if record.left or record.whole:
+        if sizes or offset >= 0:
+            self.table.give(record, hop, offset, sizes)
+        for events, port in self.folds.told[hop]:  # who watches its rows as events learns of it at once
+            events.append((port, record.row))
+        self._leave(record, hop)
+        if record.stage.left or record.whole:
             return
         record.whole = True
-        record.queued += self.folds.queue(self.table.workers[record.maker], record.row)
+        record.queued += self.folds.queue(record)
         if record.row.kind == "step":
             self._close_step(record)
 
-    def _follow(self, record: Record, hop: str) -> None:
+    def _leave(self, record: Record, hop: str) -> None:
         """A row is due for the hops that waited for this one. A hop that skips the row is done with it as it is."""
-        for name in self.followers[hop]:
+        stage = record.stage
+        record.stage, due = stage.after.get(hop) or self.table.after(stage, hop)
+        for name in due:
             other = self.plan.hops[name]
-            if not record.left.isdisjoint(self.waits[name]):
-                continue
             if record.row.failed:
                 self._skip(record, other)
             elif other.every == 1 or self.plan.fires(other, record.row.key):
@@ -340,8 +375,7 @@ class Flow(ABC):
                 self.due[name] = None
             else:
                 for skipped in other.group or (name,):
-                    self.table.leaves(record, skipped)
-                    self._follow(record, skipped)
+                    self._leave(record, skipped)
 
     def done(self, hop: Hop, record: Record | None, watched: str = "") -> None:
         """A firing is over. watched: the port whose value it worked on, where that made it fire."""
@@ -358,13 +392,12 @@ class Flow(ABC):
             record.row = msgspec.structs.replace(record.row, failed=reason)
         self._skip(record, hop)
 
-    def _hold(self, n: int) -> None:
-        """Of the trajectories at an engine, let the n youngest wait, and the oldest of those that do go on."""
-        self.hold = n
+    def _hold(self) -> None:
+        """Of the trajectories at an engine, let the youngest wait, and the oldest of those that do go on."""
         for name in self.engines:
             stopping = [key for hop, key in self.stopping if hop == name]
             parked = sorted(key for hop, key in self.parked if hop == name)
-            more = n - len(parked) - len(stopping)
+            more = self.hold - len(parked) - len(stopping)
             working = self.working(name) if more > 0 else {}
             for key in sorted(working.keys() - set(stopping), reverse=True)[: max(0, more)]:
                 self.stopping.add((name, key))
@@ -376,7 +409,6 @@ class Flow(ABC):
     def park(self, record: Record, hop: Hop) -> None:
         """A firing was interrupted: its row waits, as if the hop had never begun, until it is held no more."""
         self.parked[hop.name, record.row.key] = record
-        self._hold(self.hold)
 
     def _skip(self, record: Record, hop: Hop) -> None:
         """A row that came to nothing passes a hop, and those that fire with it, without their part."""
@@ -388,40 +420,45 @@ class Flow(ABC):
         self.over[record.row.key] = record
         while (first := self.over.pop(self.steps_done, None)) is not None:
             self.steps_done += 1
-            self.ledger.check()
-            self.closed(first, [self.table.of(parent) for parent in first.row.parents])
+            # As many events as there are trajectories: to count them then costs each event a constant.
+            if self.ledger.counts.events - self.recounted >= len(self.table.live["trajectory"]):
+                self.check()
+            self.closed(first, first.parents)
             self.table.close(first)
             self.table.freed += 1
         for fold in self.folds.all.values():
             fold.changed |= bool(fold.credit)  # there is more of it
 
-    def _drop(self, hop: str, output: str, item: Dropped) -> None:
-        self.ledger.move(item.row.key, "dropped", hop, item.reason)
+    def _drop(self, output: tuple[str, str], item: Dropped) -> None:
+        hop, key = output[0], item.row.key
+        record = self.table.live["trajectory"].get(key)
+        flies = record is not None and record.place == "in flight"
+        self.ledger.move(record, key, "dropped", hop, item.reason)
+        assert record is not None, "the ledger has refused it else"
+        if flies:
+            self.landed(record)
         self.in_vain += 1
         if self.in_vain > IN_VAIN * self.batch:
             text = f"{self.in_vain} trajectories were dropped by {hop} since step {self.steps_made}, and none trained"
             raise RunError(text, f"look at what {hop} drops; the last was dropped for: {item.reason}")
-        record = self.table.of(item.row)
         if not record.whole:
+            left = ", ".join(sorted(record.stage.left))
             raise LedgerError(
-                f"hop {hop} can't drop trajectory {item.row.key}: {', '.join(sorted(record.left))} is not done with it",
+                f"hop {hop} can't drop trajectory {key}: {left} is not done with it",
                 f"let {hop} drop rows that it takes from a queue, or that a pool shows it",
             )
         self.table.close(record)
-        self.publish(hop, output, item)
+        self._publish(output, item)
 
     def publish(self, hop: str, output: str, value: Any) -> None:
         """A value output has a value: folds see it; hops that fire on it get each `every`-th, and the last."""
-        if not self.folds.publish(hop, output, value):
+        self._publish((hop, output), value)
+
+    def _publish(self, output: tuple[str, str], value: Any) -> None:
+        if not self.folds.publish(output, value):
             return
-        for values, every in self.triggered.get((hop, output), ()):
+        for values, every in self.triggered.get(output, ()):
             if value % every == 0 or value >= self.plan.run.steps:
                 values.append(value)
-        if output in self.plan.hops[hop].initial:  # it is a version
+        if output in self.versions:
             self.table.expire(value - 1)
-
-
-def _waits(plan: Plan, hop: Hop) -> frozenset[str]:
-    """What a group waits for: what any of its hops waits for, but for each other."""
-    group = hop.group or (hop.name,)
-    return frozenset(t for name in group for t in plan.hops[name].trigger) - frozenset(group)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -20,21 +20,25 @@ from flowgraph.errors import FlowgraphError, HiddenState, HopError, PayloadError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import purity
 from flowgraph.runtime.firing import said_of, with_row
+from flowgraph.runtime.rows import Record
 from flowgraph.runtime.worker import fill
 from flowgraph.spec.types import Dropped, Row
+
+Listener = tuple["deque[tuple[str, Any]]", str]  # what waits for a fold, and the port at which this comes
 
 
 class Fold(msgspec.Struct, eq=False):
     """One fold: its bound function, the state that it alone may mutate, and what waits for it.
 
-    full: whether its queues wait, None while it has not been asked since its last call
-    queues: port → rows to take; handed: those of its queues that another fold fills
+    full: whether its rows wait, None while it has not been asked since its last call
+    rows: that wait for it, and at which port; events: what it is to hear of
+    taken: ports at which it takes rows that every hop is done with, which wait there with their records
     gated: it fires on credit only; stuck: it had none when so often something had become free
     credit: the parameter that says how many steps it may make, if it has one
     ports: what it is called with: what came, or None; the newest value of each level; and its credit
     first: the port of rows whose columns it may read; shows: the output whose rows are shown there
-    names: of its outputs; outputs: what becomes of each, and its full name; lists: those that are lists of rows
-    read: key of a row that it is shown → its columns by port
+    names: of its outputs; outputs: what becomes of each, and its full name; last: values that were published already
+    gives: the type of what it returned last; read: key of a row that it is shown → its columns by port
     """
 
     hop: Hop
@@ -42,8 +46,7 @@ class Fold(msgspec.Struct, eq=False):
     room: Callable[[Any], int] | None
     full: bool | None
     state: Any
-    queues: dict[str, deque[Row]]
-    handed: frozenset[str]
+    taken: frozenset[str]
     gated: bool
     credit: str
     ports: dict[str, Any]
@@ -51,25 +54,28 @@ class Fold(msgspec.Struct, eq=False):
     first: str
     names: tuple[str, ...]
     outputs: tuple[tuple[str, tuple[str, str]], ...]
-    lists: tuple[int, ...]
+    last: list[Any]
+    rows: deque[tuple[str, Row | Record]]
     events: deque[tuple[str, Any]]
     changed: bool = True
     stuck: int = -1
+    gives: type | None = None
     read: dict[int, dict[str, Any]] = {}
 
     def is_full(self) -> bool:
-        """Whether its queues wait. It is asked once after every call, which alone can change the answer."""
+        """Whether its rows wait. It is asked once after every call, which alone can change the answer."""
         if self.full is None:
-            self.full = self.room is not None and self.room(self.state) <= 0
+            assert self.room is not None, "else it is never full"
+            self.full = self.room(self.state) <= 0
         return self.full
 
 
 class Folds:
     """All folds of a plan, and the newest value of every output that is read as `latest`.
 
-    told: hop → ports that hear of the rows which it gave; queued: hop → queues of the rows that it works on
-    heard: output → ports that hear each of its values; levels: output → ports that hold its newest
-    handed: output → queues that its rows go on into; passed: output → ports that hear of it
+    told: hop → who hears of the rows that it gave; queued: fold that makes rows → who takes them when they are whole
+    heard: output → who hears each of its values; levels: output → ports that hold its newest
+    handed: output → who takes its rows, or hears of them
     """
 
     def __init__(self, plan: Plan, resources: Mapping[str, Any]) -> None:
@@ -78,26 +84,27 @@ class Folds:
         }
         self.latest: dict[tuple[str, str], Any] = {}
         self.verify = plan.verify
-        self.told: dict[str, list[tuple[Fold, str]]] = {}
-        self.queued: dict[str, list[deque[Row]]] = {}
-        self.heard: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
+        self.told: dict[str, list[Listener]] = {name: [] for name in plan.hops}
+        self.heard: dict[tuple[str, str], list[Listener]] = {}
         self.levels: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
-        self.handed: dict[tuple[str, str], list[deque[Row]]] = {}
-        self.passed: dict[tuple[str, str], list[tuple[Fold, str]]] = {}
+        self.handed: dict[tuple[str, str], list[Listener]] = {}
+        queued: dict[str, list[Listener]] = {}
         for fold in self.all.values():
             for w in fold.hop.watches:
+                output = w.producer, w.output
                 if w.mode == "latest":
-                    self.levels.setdefault((w.producer, w.output), []).append((fold, w.port))
-                elif w.mode == "event" and plan.hops[w.producer].outputs.get(w.output) == "handed":
-                    self.passed.setdefault((w.producer, w.output), []).append((fold, w.port))
-                elif w.mode == "event" and w.rows:
-                    self.told.setdefault(w.producer, []).append((fold, w.port))
-                elif w.mode == "event":
-                    self.heard.setdefault((w.producer, w.output), []).append((fold, w.port))
-                elif w.port in fold.handed:
-                    self.handed.setdefault((w.producer, w.output), []).append(fold.queues[w.port])
+                    self.levels.setdefault(output, []).append((fold, w.port))
+                elif plan.hops[w.producer].outputs.get(w.output) == "handed":
+                    into: deque[Any] = fold.rows if w.mode == "queue" else fold.events
+                    self.handed.setdefault(output, []).append((into, w.port))
+                elif w.mode == "queue":
+                    queued.setdefault(w.producer, []).append((fold.rows, w.port))
+                elif w.rows:
+                    self.told[w.producer].append((fold.events, w.port))
                 else:
-                    self.queued.setdefault(w.producer, []).append(fold.queues[w.port])
+                    self.heard.setdefault(output, []).append((fold.events, w.port))
+        makers = (name for name, hop in plan.hops.items() if hop.makes_rows)
+        self.queued = {m: [one for hop in plan.workers(m) for one in queued.get(hop, ())] for m in makers}
         self._every = list(self.all.values())
 
     def next(self, credit: Callable[[Hop], int], freed: int) -> tuple[Fold, str, Any] | None:
@@ -111,19 +118,23 @@ class Folds:
             if fold.gated and (fold.stuck == freed or credit(fold.hop) <= 0):
                 fold.stuck = freed
                 continue
-            for port, queue in fold.queues.items():
-                if queue and not fold.is_full():
-                    fold.changed = False
-                    return fold, port, queue.popleft()
+            if fold.rows and not fold.full and not fold.is_full():
+                fold.changed = False
+                port, row = fold.rows.popleft()
+                return fold, port, row
             if fold.events:
-                hears = hears or fold
-            elif fold.changed:
-                looks = looks or fold
-        found = hears or looks
-        if found is None:
-            return None
-        found.changed = False
-        return (found, *found.events.popleft()) if hears else (found, "", None)
+                if hears is None:
+                    hears = fold
+            elif fold.changed and looks is None:
+                looks = fold
+        if hears is not None:
+            hears.changed = False
+            port, value = hears.events.popleft()
+            return hears, port, value
+        if looks is not None:
+            looks.changed = False
+            return looks, "", None
+        return None
 
     def shown(self, fold: Fold, port: str, value: Any) -> list[Row]:
         """The rows whose columns a fold may read: those that its first port of rows shows, or that just came there."""
@@ -161,41 +172,32 @@ class Folds:
             raise HopError(text, f"see {fold.hop.place}") from error
         if port:
             ports[port] = None
-        fold.full = None
-        if getattr(result, "_fields", None) != fold.names:
-            result = _in_order(fold, result)
+        fold.full = None if fold.room is not None else False
+        if type(result) is not fold.gives:
+            if getattr(result, "_fields", None) != fold.names:
+                return _in_order(fold, result)
+            fold.gives = type(result)
         values: tuple[Any, ...] = result
-        for i in fold.lists:
-            if not isinstance(values[i], (list, tuple)):
-                _refuse(fold, f"gave {fold.names[i]} as {type(values[i]).__name__}, and its port is rows")
         return values
 
-    def tell(self, hop: str, row: Row) -> None:
-        """A hop gave a row its part, or will never: who watches its rows as events learns of it at once."""
-        for fold, port in self.told.get(hop, ()):
-            fold.events.append((port, row))
-
-    def queue(self, hops: Collection[str], row: Row) -> int:
-        """Every one of these hops, which are all that work on the row, is done: put it into each queue that takes it.
+    def queue(self, record: Record) -> int:
+        """Every hop that works on this row is done: queue it for each fold that takes it.
 
         What is taken from a queue can be trained, dropped and freed. Returns the queues that it is in now.
         """
-        queued = 0
-        for hop in hops:
-            for queue in self.queued.get(hop, ()):
-                queue.append(row)
-                queued += 1
-        return queued
+        queues = self.queued[record.maker]
+        for rows, port in queues:
+            rows.append((port, record))
+        return len(queues)
 
-    def publish(self, producer: str, output: str, value: Any) -> bool:
-        """A value output has a value: keep it, and wake who watches it. False when it is the one it had."""
-        key = producer, output
+    def publish(self, key: tuple[str, str], value: Any) -> bool:
+        """An output of values has one: keep it, and wake who watches it. False when it is the one it had."""
         if not isinstance(value, Dropped):
             if key in self.latest and self.latest[key] == value:
                 return False
             self.latest[key] = value
-        for fold, port in self.heard.get(key, ()):
-            fold.events.append((port, value))
+        for events, port in self.heard.get(key, ()):
+            events.append((port, value))
         for fold, port in self.levels.get(key, ()):
             fold.ports[port] = value
             fold.changed = True
@@ -203,15 +205,19 @@ class Folds:
 
     def hand(self, output: tuple[str, str], row: Row) -> None:
         """A fold hands a row on to those that follow it."""
-        for queue in self.handed.get(output, ()):
-            queue.append(row)
-        for fold, port in self.passed.get(output, ()):
-            fold.events.append((port, row))
+        for queue, port in self.handed.get(output, ()):
+            queue.append((port, row))
 
     def waiting(self) -> dict[str, int]:
         """Rows queued for each fold that has any."""
-        counts = {name: sum(map(len, fold.queues.values())) for name, fold in self.all.items()}
-        return {name: n for name, n in counts.items() if n}
+        return {name: len(fold.rows) for name, fold in self.all.items() if fold.rows}
+
+
+def listed(fold: Fold, output: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    """What a fold gave for an output of rows. Raises PayloadError when that is no list."""
+    if not isinstance(value, list | tuple):
+        _refuse(fold, f"gave {output} as {type(value).__name__}, and its port is rows")
+    return value
 
 
 def _in_order(fold: Fold, result: Any) -> tuple[Any, ...]:
@@ -231,6 +237,9 @@ def _bound(function: Any, fixed: Mapping[str, Any], verify: bool) -> Callable[..
     """A fold's function with its options: its own defaults, where nobody looks at them, which makes calls cheaper."""
     if verify or not isinstance(function, types.FunctionType):
         return functools.partial(function, **fixed)
+    code = function.__code__
+    if not fixed.keys().isdisjoint(code.co_varnames[: code.co_argcount]):  # it can be given by position too
+        return functools.partial(function, **fixed)
     own = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -244,20 +253,20 @@ def _bound(function: Any, fixed: Mapping[str, Any], verify: bool) -> Callable[..
 
 def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
     spec, fixed = fill(hop, resources)
-    room = functools.partial(spec.facts.room, **fixed) if spec.facts.room is not None else None
+    room = _bound(spec.facts.room, fixed, plan.verify) if spec.facts.room is not None else None
     state = spec.state()
-    queues: dict[str, deque[Row]] = {w.port: deque() for w in hop.watches if w.mode == "queue"}
     rows = [w for w in hop.watches if w.rows]
     credit = next((p.name for p in spec.params if p.origin == "credit"), "")
     return Fold(
         hop,
         _bound(spec.function, fixed, plan.verify),
         room,
-        None,
+        None if room is not None else False,
         state,
-        queues,
-        handed=frozenset(
-            w.port for w in hop.watches if plan.hops[w.producer].outputs.get(w.output) == "handed"
+        taken=frozenset(
+            w.port
+            for w in hop.watches
+            if w.mode == "queue" and plan.hops[w.producer].outputs.get(w.output) != "handed"
         ),
         gated=hop.makes_rows and hop.rows != "trajectory" and not credit,
         credit=credit,
@@ -266,6 +275,8 @@ def _make(plan: Plan, hop: Hop, resources: Mapping[str, Any]) -> Fold:
         first=rows[0].port if rows else "",
         names=tuple(hop.outputs),
         outputs=tuple((kind, (hop.name, name)) for name, kind in hop.outputs.items()),
-        lists=tuple(i for i, kind in enumerate(hop.outputs.values()) if kind in ("rows", "latest", "handed")),
+        # An empty list of rows is nothing new; values are taken up as they are published.
+        last=[[] if kind in ("rows", "handed") else None for kind in hop.outputs.values()],
+        rows=deque(),
         events=deque(),
     )

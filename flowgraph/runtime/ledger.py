@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
 
 import msgspec
 
 from flowgraph.errors import LedgerError
+from flowgraph.runtime.rows import Place, Record
 
-Living = Literal["in flight", "ready"]
-Place = Literal[Living, "consumed", "dropped"]
-MOVES: dict[Living, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
+MOVES: dict[Place, tuple[Place, ...]] = {"in flight": ("ready", "dropped"), "ready": ("consumed", "dropped")}
 VERBS: dict[Place, str] = {"in flight": "dispatch", "ready": "take", "consumed": "choose", "dropped": "drop"}
 
 
@@ -30,26 +29,22 @@ class Counts(msgspec.Struct):
 
 
 class Ledger:
-    """The place of every trajectory that is not over. Each move is checked; what is over is counted, and forgotten."""
+    """Counts trajectories by place. Each move is checked; where one is, its record says."""
 
     def __init__(self) -> None:
-        self.place: dict[int, Living] = {}
         self.counts = Counts()
 
-    def register(self, key: int, by: str) -> None:
-        """by: the hop that made the trajectory."""
-        if key in self.place:
-            help = f"make each row that {by} emits a new one"
-            raise LedgerError(f"hop {by} dispatched trajectory {key} twice", help)
-        self.place[key] = "in flight"
+    def register(self, record: Record) -> None:
+        """A trajectory was dispatched."""
+        record.place = "in flight"
         self.counts.dispatched += 1
         self.counts.in_flight += 1
 
-    def move(self, key: int, to: Place, by: str, reason: str = "") -> None:
+    def move(self, record: Record | None, key: int, to: Place, by: str, reason: str = "") -> None:
         """by: the hop that decided it. Raises LedgerError for a trajectory that is unknown, or elsewhere."""
-        at = self.place.get(key)
-        if at is None or to not in MOVES.get(at, ()):
-            state = f"it is {at}" if at else "it was consumed or dropped before"
+        at = record.place if record is not None else ""
+        if record is None or to not in MOVES.get(at, ()):
+            state = f"it is {at}" if at in MOVES else "it was consumed or dropped before"
             wanted = " or ".join(place for place in MOVES if to in MOVES[place])
             help = f"let {by} {VERBS[to]} a trajectory once, and only one that is {wanted}"
             raise LedgerError(f"hop {by} can't {VERBS[to]} trajectory {key}: {state}", help)
@@ -60,18 +55,16 @@ class Ledger:
             counts.ready -= 1
         if to == "ready":
             counts.ready += 1
-            self.place[key] = to
-            return
-        if to == "consumed":
+        elif to == "consumed":
             counts.consumed += 1
         else:
             counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
-        del self.place[key]
+        record.place = to
 
-    def check(self) -> None:
-        """Recount from the places. Raises LedgerError when the sum does not hold."""
+    def check(self, records: Iterable[Record]) -> None:
+        """Recount those that live. Raises LedgerError when the sum does not hold."""
         c = self.counts
-        places = list(self.place.values())
+        places = [record.place for record in records]
         total = c.in_flight + c.ready + c.consumed + sum(c.dropped.values())
         if (
             c.dispatched != total

@@ -70,7 +70,7 @@ class Meter:
     def _untrained(self, flow: Flow) -> int:
         """Batches that were made, and of which there are no weights yet."""
         steps = flow.table.live["step"].values()
-        return sum(not self.trainers.isdisjoint(step.left) for step in steps)
+        return sum(not self.trainers.isdisjoint(step.stage.left) for step in steps)
 
     def trains(self, hop: Hop, record: Record, flow: Flow) -> None:
         """A hop begins; where it trains: how many batches are trained whose weights the engine does not serve yet."""

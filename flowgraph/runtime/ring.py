@@ -163,7 +163,7 @@ class Ring(Flow):
         for one in group:
             for producer in sorted(one.takes):
                 blocks.setdefault(producer, self.table.blocks(row, producer))
-        members = [self.table.of(parent).row for parent in row.parents] if row.kind == "step" else [row]
+        members = [parent.row for parent in record.parents] if row.kind == "step" else [row]
         leaves = [one.dims.get("leaf", 1) for one in members]
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
         omit = tuple(f"{one.name}.{c}" for one in group for c in self._skipped(one, row.key))
@@ -180,13 +180,12 @@ class Ring(Flow):
         fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, {})
         self._send(hop, None, port, fire)
 
-    def working(self, hop: str) -> dict[int, Record]:
-        firings = (f for f in self.in_flight.values() if f.hop == hop)
-        return {f.record.row.key: f.record for f in firings if f.record is not None}
+    def working(self, hop: str) -> dict[int, int]:
+        firings = self.in_flight.items()
+        return {f.record.row.key: id for id, f in firings if f.hop == hop and f.record is not None}
 
-    def interrupt(self, hop: Hop, record: Record) -> None:
-        id = next(i for i, f in self.in_flight.items() if f.record is record and f.hop == hop.name)
-        self.executor.send(hop.owner, Interrupt(id))
+    def interrupt(self, hop: Hop, firing: int) -> None:
+        self.executor.send(hop.owner, Interrupt(firing))
 
     def _sampled(self, hop: Hop) -> dict[str, Any]:
         """The newest values of the ports that never block."""

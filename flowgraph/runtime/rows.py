@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,20 +20,39 @@ from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 NO_DIMS: dict[str, int] = {}
 
+Place = Literal["", "in flight", "ready", "consumed", "dropped"]
 
-class Record(msgspec.Struct, eq=False):
-    """One live row.
 
-    maker: the fold that made it; blocks: hop → its part of the row; left: hops that are not done with it yet
+class Stage:
+    """How far a row has come; rows that wait for the same hops share one.
+
+    left: hops that are not done with it; after: hop → the stage when it is done too, and who is due on the row then
+    """
+
+    __slots__ = ("after", "left")
+
+    def __init__(self, left: frozenset[str]) -> None:
+        self.left = left
+        self.after: dict[str, tuple[Stage, tuple[str, ...]]] = {}
+
+
+class Record(msgspec.Struct, eq=False, gc=False):
+    """One live row. It is in no cycle: none refers to what is made from it.
+
+    maker: the fold that made it; parents: the rows that it is made from; blocks: hop → its part of the row
+    place: of a trajectory, in the ledger; since: when it was dispatched, where whoever runs the ring keeps time
     children: live rows made from it; taken: whether a fold has taken it from its queue; queued: those that will
     whole: every hop is done with it; closed: no hop will take it any more
     """
 
     row: Row
     maker: str
-    left: frozenset[str]
+    stage: Stage
+    parents: tuple[Record, ...]
     blocks: Mapping[str, Block] = NOTHING
     scalars: Mapping[str, float] = NOTHING
+    place: Place = ""
+    since: float = 0.0
     taken: bool = False
     queued: int = 0
     children: int = 0
@@ -44,7 +63,8 @@ class Record(msgspec.Struct, eq=False):
 class Table:
     """All live rows by kind and key. Rows and blocks are freed here and nowhere else.
 
-    sampling: groups that trajectories may still be made from, in order
+    waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
+    stages: what a row waits for → its stage; sampling: groups that trajectories may still be made from, in order
     freed: how often there was room for more: a block was freed, a row taken, a step closed
     """
 
@@ -54,9 +74,13 @@ class Table:
         self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
         self.freed = 0
-        self.less: dict[tuple[frozenset[str], str], frozenset[str]] = {}
-        self.workers = {name: plan.workers(name) for name, hop in plan.hops.items() if hop.makes_rows}
-        self.unread = dict.fromkeys(self.workers, 0)
+        workers = {name: hop for name, hop in plan.hops.items() if hop.kind != "fold"}
+        self.waits = {n: _waits(plan, h) for n, h in workers.items() if h.rows and h.heads}
+        self.followers = {n: [o for o, waits in self.waits.items() if n in waits] for n in plan.hops}
+        self.stages: dict[frozenset[str], Stage] = {}
+        makers = [name for name, hop in plan.hops.items() if hop.makes_rows]
+        self.first = {name: self.stage(plan.workers(name)) for name in makers}
+        self.unread = dict.fromkeys(makers, 0)
         self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
         self.publishers = [hop for hop in plan.hops.values() if hop.initial]
 
@@ -65,32 +89,39 @@ class Table:
         assert kind is not None
         key = self.next_key.get(kind, 0)
         self.next_key[kind] = key + 1
-        record = Record(Row(kind, key, parents, tag, NO_DIMS), maker, self.workers[maker])
-        self.live[kind][key] = record
+        live = self.live
+        if len(parents) == 1:
+            above: tuple[Record, ...] = (live[parents[0].kind][parents[0].key],)
+        else:
+            above = tuple([live[one.kind][one.key] for one in parents])
+        record = Record(Row(kind, key, parents, tag, NO_DIMS), maker, self.first[maker], above)
+        live[kind][key] = record
         self.unread[maker] += 1
         if kind == "group":
             self.sampling.append(record)
-        for parent in parents:
-            self.of(parent).children += 1
+        for parent in above:
+            parent.children += 1
         return record
 
     def of(self, row: Row) -> Record:
         return self.live[row.kind][row.key]
 
-    def take(self, row: Row) -> bool:
+    def stage(self, left: frozenset[str]) -> Stage:
+        if left not in self.stages:
+            self.stages[left] = Stage(left)
+        return self.stages[left]
+
+    def take(self, record: Record) -> bool:
         """A fold takes a row from its queue. Every hop is done with it, so after the last fold that it is queued for,
         what lives no longer than that is freed, and its maker may make another.
 
         False when another fold took it before.
         """
-        record = self.live[row.kind].get(row.key)
-        if record is None:
-            return False
         first, record.taken = not record.taken, True
         record.queued -= 1
         if not record.queued:
             self.unread[record.maker] -= 1
-            if row.kind == "trajectory":
+            if record.place:  # a trajectory
                 self.free_blocks(record, ("firing", "trajectory"))
             else:
                 self.freed += 1
@@ -137,20 +168,19 @@ class Table:
         return self.slots[hop].allocate()
 
     def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
-        """A hop is done with a row, written or not. A trajectory's lengths become visible to folds."""
-        self.leaves(record, hop)
+        """A hop wrote its part of a row. A trajectory's lengths become visible to folds."""
         if offset >= 0:
             record.blocks = {**record.blocks, hop: Block(offset, sizes)}
         if sizes:
             known = lengths(self.plan.hops[hop], sizes)
             record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **known})
 
-    def leaves(self, record: Record, hop: str) -> None:
-        """A hop has nothing more to do with a row. Rows that wait for the same hops share what they wait for."""
-        key = record.left, hop
-        if key not in self.less:
-            self.less[key] = record.left - {hop}
-        record.left = self.less[key]
+    def after(self, stage: Stage, hop: str) -> tuple[Stage, tuple[str, ...]]:
+        """The stage of a row with which this hop has nothing more to do, and the hops that are due on it then."""
+        left = stage.left - {hop}
+        due = tuple(name for name in self.followers[hop] if left.isdisjoint(self.waits[name]))
+        stage.after[hop] = self.stage(left), due
+        return stage.after[hop]
 
     def blocks(self, row: Row, producer: str) -> list[Block]:
         """The producer's blocks that a reader of `row` gathers: its own, or those of the rows it is made from."""
@@ -177,10 +207,10 @@ class Table:
         record.closed = True
         if record.children:
             return
-        kept = "version" if self._is_published(record.row) else ""
-        self.free_blocks(record, [life for life in LIFETIMES if life != kept])
-        for parent in record.row.parents:
-            above = self.of(parent)
+        if record.blocks:
+            kept = "version" if self._is_published(record.row) else ""
+            self.free_blocks(record, [life for life in LIFETIMES if life != kept])
+        for above in record.parents:
             above.children -= 1
             if above.closed and not above.children:
                 self.close(above)
@@ -192,6 +222,8 @@ class Table:
 
     def close_groups_before(self, group: Row) -> None:
         """A later group is being sampled: no more trajectories come from the earlier ones."""
+        if not self.sampling or self.sampling[0].row.key >= group.key:
+            return
         waiting = []
         while self.sampling and self.sampling[0].row.key < group.key:
             record = self.sampling.popleft()
@@ -206,3 +238,9 @@ class Table:
         steps = self.live["step"]
         for key in [key for key, record in steps.items() if key < before and record.closed]:
             self.free_blocks(steps.pop(key), ("version",))
+
+
+def _waits(plan: Plan, hop: Hop) -> frozenset[str]:
+    """What a group waits for: what any of its hops waits for, but for each other."""
+    group = hop.group or (hop.name,)
+    return frozenset(t for name in group for t in plan.hops[name].trigger) - frozenset(group)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Any
@@ -36,24 +37,26 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: float = 20_000.0
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One trajectory in an engine. left, done: tokens that it has yet to decode, and has
 
-    ends: the service clock at its end; offset: done − the clock, while it is decoded; of: whatever it is for
-    began: the how-manieth of its engine to begin
+    ends: the service clock at its end; offset: done − the clock, while it is decoded; by, of: who asks, and for what
+    began: the how-manieth of its engine to begin; over: the engine is done with it, or has let go of it
     """
 
-    __slots__ = (
-        "began", "done", "ends", "engine", "key", "left", "of", "offset", "prompt", "retractions", "uid",
-    )  # fmt: skip
-
-    def __init__(self, key: int, uid: int, prompt: int, tokens: int, of: Any = None) -> None:
-        self.key, self.uid, self.prompt, self.left, self.of = key, uid, prompt, tokens, of
-        self.done = self.retractions = 0
-        self.engine: Engine
-        self.ends: float
-        self.offset: float
-        self.began: int
+    key: int
+    uid: int
+    prompt: int
+    left: int
+    by: Any = None
+    of: Any = None
+    done: int = 0
+    retractions: int = 0
+    over: bool = False
+    ends: float = math.inf
+    offset: float = 0.0
+    began: int = 0
+    engine: Any = None
 
 
 class Engine:
@@ -96,6 +99,7 @@ class Fleet:
 
     def __init__(self, engines: int, slots: int, speed: Speed, kv: float = math.inf) -> None:
         self.slots, self.kv, self.speed = slots, kv, speed
+        self._bounded = kv != math.inf
         self.all = [Engine(i) for i in range(engines)]
         self.running = self.waiting = self.serving = 0
         self.retractions = self.prefilled = 0
@@ -151,7 +155,7 @@ class Fleet:
         now, index = self._planned[0]
         engine = self.all[index]
         end = engine.ends[0]
-        if self.kv != math.inf and (full := self._full(engine)) < end:
+        if self._bounded and (full := self._full(engine)) < end:
             engine.service, engine.at = full, now
             self._retract(engine)
             self._fill(engine)
@@ -161,14 +165,19 @@ class Fleet:
         request = engine.running.pop(0)
         request.done += request.left
         request.left = 0
+        request.over = True
         self._leave(engine, request)
         self._shift(engine, -1)
-        self._fill(engine)
+        if engine.waiting:
+            self._fill(engine)
+        else:
+            self._plan(engine)
         return request
 
     def cancel(self, request: Request, now: float) -> None:
         """Give a request up that is waiting or running; what it has decoded is lost."""
         engine = request.engine
+        request.over = True
         self._advance(engine, now)
         if request in engine.running:
             self._forget(engine, request)
@@ -178,13 +187,21 @@ class Fleet:
         self._shift(engine, -1)
         self._fill(engine)
 
+    def requests(self) -> Iterator[Request]:
+        """All that wait or run."""
+        for engine in self.all:
+            yield from engine.running
+            yield from engine.waiting
+
     def pause(self, now: float, seconds: float, again: bool) -> None:
         """Every engine stands still. again: and then computes the KV of what it has under way anew."""
         for engine in self.all:
             self._advance(engine, now)
             engine.at = max(engine.at, now) + seconds
             if again and engine.running:
-                self._prefill(engine, round(engine.kv))
+                kv = round(engine.kv)
+                self.prefilled += kv
+                engine.at += kv / self.speed.prefill
             self._plan(engine)
 
     # --- one engine -------------------------------------------------------------------------------------------
@@ -204,7 +221,7 @@ class Fleet:
     def _full(self, engine: Engine) -> float:
         """The clock after the last whole step that there is memory for. One request alone always has it."""
         n = len(engine.running)
-        if n < 2 or self.kv == math.inf:
+        if n < 2 or not self._bounded:
             return math.inf
         return engine.service + max(0, (self.kv - engine.kv) // n)
 
@@ -217,7 +234,7 @@ class Fleet:
                 request = waiting[0]
                 shared = members.get(request.uid, 0)
                 context = request.done if shared else request.done + request.prompt
-                if running and self.kv != math.inf and not self._fits(engine, context):
+                if running and self._bounded and not self._fits(engine, context):
                     break
                 waiting.popleft()
                 self.waiting -= 1
@@ -235,7 +252,8 @@ class Fleet:
                 ends.insert(place, end)
                 running.insert(place, request)
                 if context:
-                    self._prefill(engine, context)
+                    self.prefilled += context
+                    engine.at += context / self.speed.prefill
         self._plan(engine)
 
     def _fits(self, engine: Engine, context: int) -> bool:
@@ -275,11 +293,6 @@ class Fleet:
         del engine.running[place], engine.ends[place]
         self._leave(engine, request)
 
-    def _prefill(self, engine: Engine, tokens: int) -> None:
-        """Decoding stands still while tokens are computed at once."""
-        self.prefilled += tokens
-        engine.at += tokens / self.speed.prefill
-
     def _plan(self, engine: Engine) -> None:
         """Set its next event, after anything happened to it: a step costs what is in the cache halfway through it."""
         n = len(engine.running)
@@ -287,7 +300,7 @@ class Fleet:
             engine.when = math.inf
             return
         speed, service, end = self.speed, engine.service, engine.ends[0]
-        if self.kv != math.inf:
+        if self._bounded:
             end = min(end, self._full(engine))
         per_token, gain = speed.per_token, end - service
         engine.pace = pace = speed.step + speed.per_request * n + per_token * (engine.base + n * service)

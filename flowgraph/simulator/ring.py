@@ -41,7 +41,7 @@ FAILED = "failed"
 class Ring(Flow):
     """Drives a plan's folds under a virtual clock.
 
-    now: seconds; soon, later: what happens now, and at a time of its own; requests: hop, trajectory → the request
+    now: seconds; soon, later: what happens now, and at a time of its own
     begun: steps whose training has begun; training: how many are being trained; version: of the served weights
     behind: step → versions that the served weights were behind when its training began
     samplers: hops that make requests
@@ -50,14 +50,13 @@ class Ring(Flow):
 
     def __init__(self, plan: Plan, fitted: Fitted) -> None:
         super().__init__(plan, Table(plan, no_regions(plan)))
-        self.settings = fitted.settings
+        self.settings, self.failures = fitted.settings, fitted.settings.failures
         self.now = 0.0
         self.fleet = Fleet(fitted.engines, fitted.slots, self.settings.speed, fitted.kv)
         self.meter = Meter(fitted.slots, fitted.engines)
         self._draw(fitted)
         self.soon: deque[Callable[[], None]] = deque()
         self.later: list[tuple[float, int, Callable[[], None]]] = []
-        self.requests: dict[tuple[str, int], Request] = {}
         self.count = self.begun = self.training = self.version = self.warmup = 0
         self.behind: dict[int, int] = {}
         self.samplers = fitted.samplers
@@ -91,7 +90,8 @@ class Ring(Flow):
                 elif not self._next():
                     continue
                 self.turn()
-        self.meter.stop()
+        live = self.table.live["trajectory"].values()
+        self.meter.stop(one.since for one in live if one.place == "in flight")
 
     def close(self) -> None:
         """What is still under way is let go of, so that nothing is in a cycle and memory is free at once."""
@@ -122,11 +122,18 @@ class Ring(Flow):
     def _measure(self, now: float) -> None:
         """Levels as they are until now."""
         counts, fleet = self.ledger.counts, self.fleet
-        self.meter.to(
-            now, counts.in_flight, counts.ready, self.steps_made - self.begun,
-            fleet.running, fleet.waiting, fleet.serving, self.training,
-            self.folds.latest.get(self.watermark, self.dispatch.room or 0),
-        )  # fmt: skip
+        watermark = self.folds.latest.get(self.watermark, self.dispatch.room or 0)
+        queued = self.steps_made - self.begun
+        levels = (
+            counts.in_flight,
+            queued,
+            fleet.running,
+            fleet.waiting,
+            fleet.serving,
+            self.training,
+            watermark,
+        )
+        self.meter.to(now, counts.ready, levels)
 
     # --- what begins ------------------------------------------------------------------------------------------
 
@@ -136,26 +143,28 @@ class Ring(Flow):
             seconds = sum(self._cost(self.plan.hops[name], record) for name in hop.group or (hop.name,))
             self._after(seconds, functools.partial(self._over, hop, record))
             return
-        row, failures = record.row, self.settings.failures
+        row = record.row
         key, uid = row.key, row.parents[0].key
         tokens = self.lengths.at(key)
-        fails = failures > 0 and self.fates.at(key) < failures
-        decoded = (tokens + 1) // 2 if fails else tokens
-        request = self.requests[hop.name, key] = Request(
-            key, uid, self.prompts.at(uid), decoded, (sampler, record, fails)
-        )
+        if self.failures and self._fails(key):
+            tokens = (tokens + 1) // 2
+        request = Request(key, uid, self.prompts.at(uid), tokens, sampler, record)
         self.fleet.submit(request, self.now)
         if sampler.limit is not None:
             self._after(sampler.limit, functools.partial(self._too_late, request))
 
+    def _fails(self, key: int) -> bool:
+        """Whether a trajectory comes to nothing, halfway."""
+        return self.fates.at(key) < self.failures
+
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         self._after(self.settings.seconds.get(hop.name, 0.0), functools.partial(self.done, hop, None, port))
 
-    def working(self, hop: str) -> dict[int, Record]:
-        return {key: request.of[1] for (name, key), request in self.requests.items() if name == hop}
+    def working(self, hop: str) -> dict[int, Request]:
+        return {one.key: one for one in self.fleet.requests() if one.by.hop.name == hop}
 
-    def interrupt(self, hop: Hop, record: Record) -> None:
-        self.soon.append(functools.partial(self._interrupted, self.requests[hop.name, record.row.key]))
+    def interrupt(self, hop: Hop, firing: Request) -> None:
+        self.soon.append(functools.partial(self._interrupted, firing))
 
     def _after(self, seconds: float, happens: Callable[[], None]) -> None:
         if seconds:
@@ -172,7 +181,7 @@ class Ring(Flow):
             self.begun += 1
             self.training += 1
             self.behind[record.row.key] = record.row.key - self.version
-            tokens = sum(self.table.of(one).row.dims.get("token", 0) for one in record.row.parents)
+            tokens = sum([one.row.dims.get("token", 0) for one in record.parents])
             return s.of_batch(tokens) if given is None else given
         if hop.initial:
             seconds = s.sync_seconds if given is None else given
@@ -184,17 +193,16 @@ class Ring(Flow):
 
     def _sampled(self, request: Request) -> None:
         """The engines are done with a request."""
-        sampler: Sampler
-        sampler, record, fails = request.of
+        sampler: Sampler = request.by
+        record: Record = request.of
         hop, row = sampler.hop, record.row
-        del self.requests[hop.name, row.key]
         self.done(hop, record)
-        if fails:
+        if self.failures and self._fails(row.key):
             self.fail(record, hop, FAILED)
             return
         prompt, response = request.prompt, request.done
         lengths = prompt + response, prompt, response, 1
-        dims = row.dims.copy()
+        dims = dict(row.dims)
         for name, i in sampler.known:
             dims[name] = lengths[i]
         record.row = Row(row.kind, row.key, row.parents, row.tag, dims, row.failed)
@@ -207,24 +215,19 @@ class Ring(Flow):
     def _too_late(self, request: Request) -> None:
         """The time of a trajectory is over; nothing happens when it is done, or began anew, by then."""
         if self._given_up(request):
-            sampler, record, _ = request.of
-            self.fail(record, sampler.hop, "time limit")
+            self.fail(request.of, request.by.hop, "time limit")
 
     def _interrupted(self, request: Request) -> None:
         """A request is given up for now; it begins anew when dispatch holds its trajectory no more."""
         if self._given_up(request):
-            sampler, record, _ = request.of
-            self.park(record, sampler.hop)
+            self.park(request.of, request.by.hop)
 
     def _given_up(self, request: Request) -> bool:
-        """The engines let go of a request; False when it is over already, or another has taken its place."""
-        sampler, record, _ = request.of
-        at = sampler.hop.name, record.row.key
-        if self.requests.get(at) is not request:
+        """The engines let go of a request; False when they have already."""
+        if request.over:
             return False
-        del self.requests[at]
         self.fleet.cancel(request, self.now)
-        self.done(sampler.hop, record)
+        self.done(request.by.hop, request.of)
         return True
 
     def _over(self, hop: Hop, record: Record) -> None:
@@ -239,17 +242,14 @@ class Ring(Flow):
                 self.version = row.key + 1
                 self.publish(name, output, self.version)
 
-    def give(self, record: Record, hop: str, offset: int = -1, sizes: tuple[int, ...] = ()) -> None:
-        super().give(record, hop, offset, sizes)
-        if record.whole and record.row.kind == "trajectory":
-            self.meter.back(record.row.key)
-
     # --- what the flow asks -----------------------------------------------------------------------------------
 
     def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
-        if record.row.kind == "trajectory":
-            self.meter.out(record.row.key)
+        record.since = self.now
         return -1, ()
+
+    def landed(self, record: Record) -> None:
+        self.meter.back(record.since)
 
     def columns(self, fold: Fold, rows: Sequence[Row]) -> dict[str, dict[int, Any]]:
         """Whether a trajectory solved its task, as the score that a fold reads; nothing else is known of it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from flowgraph.runtime.rows import Record
 
-# What is averaged over time, in the order of `Meter.levels`.
-LEVELS = ("in_flight", "ready", "queued", "running", "waiting", "serving", "training", "watermark")
+# What is averaged over time.
+LEVELS = ("ready", "in_flight", "queued", "running", "waiting", "serving", "training", "watermark")
 
 
 def spare(busy: float, of: float) -> float:
@@ -43,6 +43,7 @@ class Point(msgspec.Struct, frozen=True):
 class Meter:
     """Integrals of levels over virtual time, of the step that is under way and since the measured part began.
 
+    levels: that hold now, and since `settled`; ready: the integral of what is, since then
     residence: the same as the integral of in_flight, but summed over trajectories, each by its own clock
     """
 
@@ -51,45 +52,44 @@ class Meter:
         self.now = self.began = self.step_began = 0.0
         self.step_area = [0.0] * len(LEVELS)
         self.area = [0.0] * len(LEVELS)
+        self.levels: tuple[float, ...] = (0.0,) * (len(LEVELS) - 1)
+        self.ready = self.settled = 0.0
         self.lags: dict[int, int] = {}
         self.published: dict[int, int] = {}
         self.points: list[Point] = []
-        self.since: dict[int, float] = {}
         self.finished, self.flights, self.residence = 0, 0.0, 0.0
         self.tokens = self.trajectories = self.steps = 0
 
-    def to(
-        self, now: float, in_flight: float, ready: float, queued: float,
-        running: float, waiting: float, serving: float, training: float, watermark: float,
-    ) -> None:  # fmt: skip
-        """Time goes on to now; the levels are those that held until now."""
-        seconds, self.now = now - self.now, now
-        area = self.step_area
-        area[0] += seconds * in_flight
-        area[1] += seconds * ready
-        area[2] += seconds * queued
-        area[3] += seconds * running
-        area[4] += seconds * waiting
-        area[5] += seconds * serving
-        area[6] += seconds * training
-        area[7] += seconds * watermark
+    def to(self, now: float, ready: float, levels: tuple[float, ...]) -> None:
+        """Time goes on to now; ready, and the other levels in their order, are what held until now.
 
-    def out(self, key: int) -> None:
-        """A trajectory is in flight."""
-        self.since[key] = self.now
+        What is ready changes with every trajectory; the others seldom do, and are added up when they have.
+        """
+        self.ready += (now - self.now) * ready
+        if levels != self.levels:
+            self._settle()
+            self.levels = levels
+        self.now = now
 
-    def back(self, key: int) -> None:
-        """It is no more. Harmless when repeated."""
-        began, now = self.since.pop(key, None), self.now
-        if began is None:
-            return
+    def _settle(self) -> None:
+        """Add what has held since it was added last."""
+        seconds, self.settled = self.now - self.settled, self.now
+        self.step_area[0] += self.ready
+        self.ready = 0.0
+        for i, level in enumerate(self.levels, 1):
+            self.step_area[i] += seconds * level
+
+    def back(self, began: float) -> None:
+        """A trajectory that was dispatched then is in flight no more."""
+        now = self.now
         self.finished += 1
         self.flights += now - began
         self.residence += now - (began if began > self.began else self.began)
 
     def step(self, record: Record, members: Sequence[Record], published: int) -> None:
         """A step is over. published: versions that the served weights were behind when it was made."""
-        tokens = sum(one.row.dims["token"] for one in members)
+        self._settle()
+        tokens = sum([one.row.dims["token"] for one in members])
         lags = [record.row.key - one.row.tag for one in members]
         for lag in lags:
             self.lags[lag] = self.lags.get(lag, 0) + 1
@@ -124,6 +124,6 @@ class Meter:
         self.tokens = self.trajectories = self.steps = 0
         self.began = self.now
 
-    def stop(self) -> None:
-        """The end: those that are still in flight have been so until now."""
-        self.residence += sum(self.now - max(began, self.began) for began in self.since.values())
+    def stop(self, flying: Iterable[float]) -> None:
+        """The end. flying: when those that are in flight still were dispatched"""
+        self.residence += sum(self.now - max(began, self.began) for began in flying)

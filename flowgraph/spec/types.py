@@ -63,7 +63,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def uid(self) -> int:
         """The key of the group that this row comes from."""
-        return self.parents[0].uid if self.kind != "group" else self.key
+        row = self
+        while row.kind != "group":
+            row = row.parents[0]
+        return row.key
 
 
 class Dropped(msgspec.Struct, frozen=True):

@@ -120,7 +120,7 @@ def simulate(
 
     def each_turn() -> None:
         counts = ring.ledger.counts
-        ring.ledger.check()
+        ring.check()
         untrained = counts.in_flight + counts.ready + counts.consumed - ring.steps_done * batch
         assert untrained <= (plan.max_lag + 1) * batch
 

@@ -85,7 +85,7 @@ def test_drops_really_happen_and_come_in_whole_groups() -> None:
         "run.steps=12",
     )
     assert ring.ledger.counts.dropped["stale"] >= 3
-    assert not ring.ledger.place
+    assert all(one.place == "dropped" for one in ring.table.live["trajectory"].values())
 
 
 # --- rows beside the ring ------------------------------------------------------------------------------------------

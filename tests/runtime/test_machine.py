@@ -183,7 +183,7 @@ class Asynchronous(RuleBasedStateMachine):
     @invariant()
     def every_trajectory_is_somewhere(self) -> None:
         flow = self.flow
-        flow.ledger.check()
+        flow.check()
         counts = flow.ledger.counts
         at_work = len(flow.keys("rollout")) + len(
             flow.keys("reward") if self.policy in ("withhold", "equal") else []

@@ -210,6 +210,18 @@ def test_the_youngest_wait_and_those_that_waited_longest_go_on_first() -> None:
     assert flow.keys("rollout") == [2, 3, 4, 5, 6, 7, 8, 9, 11]
 
 
+def test_another_waits_in_place_of_one_that_ended_before_it_heard() -> None:
+    """What dispatch says stays the same, for one fewer is in flight and the watermark is lower too."""
+    flow = Virtual(plan_of(*PRESSED))
+    pressed(flow, 1, watermark=11)
+    assert flow.told_to_stop == [("rollout", 11)]
+    flow.state("dispatch").pace.watermark = 10.0
+    flow.ends("rollout", 11)
+    assert flow.told_to_stop == [("rollout", 10)]
+    flow.stops("rollout", 10)
+    assert waiting(flow) == [10]
+
+
 def test_what_waits_goes_on_when_the_engine_has_caught_up_and_not_before_there_is_room() -> None:
     flow = Virtual(plan_of(*PRESSED))
     pressed(flow, 1, watermark=9)

@@ -70,8 +70,8 @@ class Virtual(Flow):
     def working(self, hop: str) -> dict[int, Record]:
         return {key: record for (name, key), (_, record) in self.firings.items() if name == hop}
 
-    def interrupt(self, hop: Hop, record: Record) -> None:
-        self.told_to_stop.append((hop.name, record.row.key))
+    def interrupt(self, hop: Hop, firing: Record) -> None:
+        self.told_to_stop.append((hop.name, firing.row.key))
 
     def closed(self, record: Record, members: Sequence[Record]) -> None:
         self.taught.append([one.row.key for one in members])

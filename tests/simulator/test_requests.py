@@ -66,7 +66,7 @@ def test_a_request_that_fails_tells_nothing_of_the_engine() -> None:
     ring.run(4, 0)
     counts = ring.ledger.counts
     failed = counts.dropped["failed"]
-    ended = counts.dispatched - len(ring.requests)
+    ended = counts.dispatched - len(list(ring.fleet.requests()))
     assert failed > 0
     assert len(ring.heard) < ended
     # Of those that failed, the last few may not have been dropped yet.

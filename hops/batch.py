@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -215,7 +216,7 @@ def _unit(row: Row, size: int) -> int:
 
 
 def _step(batch_id: int, rows: list[Row]) -> Step:
-    rows.sort(key=lambda row: row.key)
+    rows.sort(key=attrgetter("key"))
     lag = np.array([batch_id - row.tag for row in rows], np.int32)
     return Step(tuple(rows), np.array(batch_id, np.int64), lag)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import blake2b
 
 
 def key_of(who: str) -> int:
     """64 bits of a text such as `seed/uid/sample`."""
-    return int.from_bytes(hashlib.blake2b(who.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(who.encode(), digest_size=8).digest(), "little")

@@ -33,7 +33,8 @@ class Flow(ABC):
     """One run of a plan.
 
     ready: hop → rows that are due; due: hops that have any; triggers: hop → values that it has yet to fire on
-    triggered: output → those of the hops that fire on its values, and on each how-manieth; versions: such outputs
+    triggered: output → those of the hops that fire on its values, and on each how-manieth
+    versions: outputs that are versions; fires: those, and those of `triggered`
     free: hops that may begin on a row whatever else is under way, as soon as there is a block for it
     firing: hop → its firings under way; held: published values that somebody works on
     engines: hops on trajectories that use an engine, and may be interrupted
@@ -58,6 +59,7 @@ class Flow(ABC):
             for w in (w for w in workers[name].watches if w.mode == "event"):
                 self.triggered.setdefault((w.producer, w.output), []).append((values, w.every))
         self.versions = {(name, output) for name, hop in plan.hops.items() for output in hop.initial}
+        self.fires = self.versions | self.triggered.keys()
         self.free = {
             name
             for name in table.waits
@@ -200,7 +202,7 @@ class Flow(ABC):
             while (found := find(credit, table.freed)) is not None:
                 fold, port, value = found
                 step(fold, port, value)
-            if len(self.parked) + len(self.stopping) != self.hold * len(self.engines):
+            if self.hold or self.parked or self.stopping:
                 self._hold()
             given_up = False
             for name in list(self.due):
@@ -230,11 +232,11 @@ class Flow(ABC):
 
     def _credit(self, hop: Hop) -> int:
         """How many rows a fold may make now: groups unread, steps untrained. Dispatch bounds itself."""
-        if not hop.makes_rows or hop.rows == "trajectory":
-            return 1
         if hop.rows == "step":
             made = self.steps_made
             room = min(hop.queue + 1 - (made - self.steps_done), self.plan.run.steps - made)
+        elif not hop.makes_rows or hop.rows == "trajectory":
+            return 1
         else:
             room = (
                 max(1, hop.queue) - self.table.unread[hop.name]
@@ -326,7 +328,8 @@ class Flow(ABC):
         record = self.table.create(hop.name, parents, int(getattr(item, "tag", 0)))
         if hop.rows == "trajectory":
             self.ledger.register(record)
-            self.table.close_groups_before(parents[0])
+            if self.table.sampling[0] is not record.parents[0]:  # a later group, most likely
+                self.table.close_groups_before(parents[0])
         offset, sizes = self.write(record, hop, item)
         self.give(record, hop.name, offset, sizes)
 
@@ -394,6 +397,8 @@ class Flow(ABC):
 
     def _hold(self) -> None:
         """Of the trajectories at an engine, let the youngest wait, and the oldest of those that do go on."""
+        if len(self.parked) + len(self.stopping) == self.hold * len(self.engines):
+            return
         for name in self.engines:
             stopping = [key for hop, key in self.stopping if hop == name]
             parked = sorted(key for hop, key in self.parked if hop == name)
@@ -455,7 +460,7 @@ class Flow(ABC):
         self._publish((hop, output), value)
 
     def _publish(self, output: tuple[str, str], value: Any) -> None:
-        if not self.folds.publish(output, value):
+        if not self.folds.publish(output, value) or output not in self.fires:
             return
         for values, every in self.triggered.get(output, ()):
             if value % every == 0 or value >= self.plan.run.steps:

@@ -118,7 +118,7 @@ class Folds:
             if fold.gated and (fold.stuck == freed or credit(fold.hop) <= 0):
                 fold.stuck = freed
                 continue
-            if fold.rows and not fold.full and not fold.is_full():
+            if fold.rows and (fold.full is False or not fold.is_full()):
                 fold.changed = False
                 port, row = fold.rows.popleft()
                 return fold, port, row

@@ -121,10 +121,10 @@ class Table:
         record.queued -= 1
         if not record.queued:
             self.unread[record.maker] -= 1
-            if record.place:  # a trajectory
-                self.free_blocks(record, ("firing", "trajectory"))
-            else:
+            if not record.place:  # it is no trajectory
                 self.freed += 1
+            elif record.blocks:
+                self.free_blocks(record, ("firing", "trajectory"))
         return first
 
     def lease(self, hop: str) -> dict[str, int]:
@@ -191,8 +191,6 @@ class Table:
         return [self.of(one).blocks[producer] for one in rows]
 
     def free_blocks(self, record: Record, lifetimes: Collection[str]) -> None:
-        if not record.blocks:
-            return
         self.freed += 1
         over = [hop for hop in record.blocks if self.plan.hops[hop].lifetime in lifetimes]
         for hop in over:

@@ -9,6 +9,7 @@ its KV cache is full; the earliest of all engines' next events is the fleet's.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, eq=False):
     """One trajectory in an engine. left, done: tokens that it has yet to decode, and has
 
-    ends: the service clock at its end; offset: done − the clock, while it is decoded; by, of: who asks, and for what
+    offset: done − the clock, while it is decoded; by, of: who asks, and for what
     began: the how-manieth of its engine to begin; over: the engine is done with it, or has let go of it
     """
 
@@ -53,7 +54,6 @@ class Request(msgspec.Struct, eq=False):
     done: int = 0
     retractions: int = 0
     over: bool = False
-    ends: float = math.inf
     offset: float = 0.0
     began: int = 0
     engine: Any = None
@@ -64,24 +64,22 @@ class Engine:
 
     running: requests being decoded, by their ends and then their keys; ends: of each; begun: how many ever were
     base: tokens in the KV cache are base + len(running)·service; members: group → how many of it are running
-    load, place: requests that it has, and where it stands among those that have as many
     pace: seconds of a step as short as can be; when: its next event; planned: when the fleet looks for it, no later
     """
 
     __slots__ = (
-        "at", "base", "begun", "ends", "index", "load", "members", "pace", "place", "planned", "running", "service",
-        "waiting", "when",
+        "at", "base", "begun", "ends", "index", "members", "pace", "planned", "running", "service", "waiting", "when",
     )  # fmt: skip
 
     def __init__(self, index: int) -> None:
-        self.index = self.place = index
+        self.index = index
         self.service = self.at = self.base = self.pace = 0.0
-        # Lists and no heap: to find a place compares little, and memory that is far apart is what takes time here.
+        # In order and no heap, and numbers side by side: memory that is far apart is what takes time here.
         self.running: list[Request] = []
-        self.ends: list[float] = []
+        self.ends = array("d")
         self.waiting: deque[Request] = deque()
         self.members: dict[int, int] = {}
-        self.load = self.begun = 0
+        self.begun = 0
         self.when = self.planned = math.inf
 
     @property
@@ -92,7 +90,7 @@ class Engine:
 class Fleet:
     """All engines. slots: requests that each decodes at once; kv: tokens that each has memory for.
 
-    running, waiting: requests of all engines; serving: engines that run any
+    running, waiting: requests of all engines; serving: engines that run any; load: requests that each engine has
     retractions: requests that lost their KV for want of memory
     prefilled: tokens, prompts that were cached left out
     """
@@ -103,7 +101,9 @@ class Fleet:
         self.all = [Engine(i) for i in range(engines)]
         self.running = self.waiting = self.serving = 0
         self.retractions = self.prefilled = 0
-        self._by_load: list[list[Engine]] = [list(self.all)]
+        self.load = [0] * engines
+        self._by_load = [list(range(engines))]  # requests → engines that have so many
+        self._place = list(range(engines))  # of each engine among those
         self._least = 0
         self._home: OrderedDict[int, Engine] = OrderedDict()
         self._planned: list[tuple[float, int]] = []
@@ -117,12 +117,12 @@ class Fleet:
             least += 1
         self._least = least
         home = self._home.get(request.uid)
-        if home is None or home.load > least + SLACK:
-            home = self._home[request.uid] = by_load[least][-1]
+        if home is None or self.load[home.index] > least + SLACK:
+            home = self._home[request.uid] = self.all[by_load[least][-1]]
             if len(self._home) > KNOWN:
                 self._home.popitem(last=False)
         request.engine = home
-        self._shift(home, 1)
+        self._shift(home.index, 1)
         if home.at < now:
             self._advance(home, now)
         home.waiting.append(request)
@@ -167,7 +167,7 @@ class Fleet:
         request.left = 0
         request.over = True
         self._leave(engine, request)
-        self._shift(engine, -1)
+        self._shift(engine.index, -1)
         if engine.waiting:
             self._fill(engine)
         else:
@@ -184,7 +184,7 @@ class Fleet:
         else:
             engine.waiting.remove(request)
             self.waiting -= 1
-        self._shift(engine, -1)
+        self._shift(engine.index, -1)
         self._fill(engine)
 
     def requests(self) -> Iterator[Request]:
@@ -244,7 +244,7 @@ class Fleet:
                 members[request.uid] = shared + 1
                 request.began = engine.begun = engine.begun + 1
                 request.offset = request.done - service
-                request.ends = end = service + request.left
+                end = service + request.left
                 engine.base += context - service
                 place = bisect_right(ends, end)
                 while place and ends[place - 1] == end and running[place - 1].key > request.key:
@@ -311,19 +311,20 @@ class Fleet:
 
     # --- among them -------------------------------------------------------------------------------------------
 
-    def _shift(self, engine: Engine, by: int) -> None:
+    def _shift(self, engine: int, by: int) -> None:
         """An engine has more or fewer requests: move it among those that have as many, in constant time."""
-        by_load, load = self._by_load, engine.load
+        by_load, places, load = self._by_load, self._place, self.load[engine]
         group = by_load[load]
         last = group.pop()
-        if last is not engine:
-            group[engine.place] = last
-            last.place = engine.place
-        engine.load = load = load + by
+        if last != engine:
+            place = places[last] = places[engine]
+            group[place] = last
+        load += by
+        self.load[engine] = load
         if load == len(by_load):
             by_load.append([])
         group = by_load[load]
-        engine.place = len(group)
+        places[engine] = len(group)
         group.append(engine)
         if load < self._least:
             self._least = load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -54,8 +55,8 @@ class Meter:
         self.area = [0.0] * len(LEVELS)
         self.levels: tuple[float, ...] = (0.0,) * (len(LEVELS) - 1)
         self.ready = self.settled = 0.0
-        self.lags: dict[int, int] = {}
-        self.published: dict[int, int] = {}
+        self.lags: Counter[int] = Counter()
+        self.published: Counter[int] = Counter()
         self.points: list[Point] = []
         self.finished, self.flights, self.residence = 0, 0.0, 0.0
         self.tokens = self.trajectories = self.steps = 0
@@ -91,9 +92,8 @@ class Meter:
         self._settle()
         tokens = sum([one.row.dims["token"] for one in members])
         lags = [record.row.key - one.row.tag for one in members]
-        for lag in lags:
-            self.lags[lag] = self.lags.get(lag, 0) + 1
-        self.published[published] = self.published.get(published, 0) + 1
+        self.lags.update(lags)
+        self.published[published] += 1
         seconds = self.now - self.step_began
         mean = dict(zip(LEVELS, (a / seconds if seconds else 0.0 for a in self.step_area), strict=True))
         self.points.append(
@@ -119,7 +119,7 @@ class Meter:
     def restart(self) -> None:
         """What was so far is not measured; the points of the plot stay."""
         self.area = [0.0] * len(LEVELS)
-        self.lags, self.published = {}, {}
+        self.lags, self.published = Counter(), Counter()
         self.finished, self.flights, self.residence = 0, 0.0, 0.0
         self.tokens = self.trajectories = self.steps = 0
         self.began = self.now

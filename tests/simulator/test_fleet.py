@@ -111,7 +111,7 @@ def test_a_group_goes_where_its_prompt_is_until_that_engine_is_busier_by_more_th
     fleet = Fleet(3, 64, Speed())
     for key in range(SLACK + 2):
         fleet.submit(Request(key, 0, 100, 5), 0.0)
-    assert sorted(engine.load for engine in fleet.all) == [0, 1, SLACK + 1]
+    assert sorted(fleet.load) == [0, 1, SLACK + 1]
     assert fleet.prefilled == 200  # its prompt, once an engine
 
 
@@ -131,4 +131,4 @@ def test_a_request_goes_to_an_engine_that_has_the_fewest_or_to_its_groups(
         fleet.submit(request, 3.0 * key)
         assert least <= loads[request.engine.index] <= least + SLACK
         loads[request.engine.index] += 1
-        assert loads == {engine.index: engine.load for engine in fleet.all}
+        assert loads == dict(enumerate(fleet.load))

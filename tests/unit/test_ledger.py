@@ -8,24 +8,34 @@ import pytest
 
 from flowgraph.errors import LedgerError
 from flowgraph.runtime.ledger import Ledger
+from flowgraph.runtime.rows import Record, Stage
+from flowgraph.spec.types import Row
 
 
 @pytest.fixture
-def ledger() -> Ledger:
+def records() -> dict[int, Record]:
+    return {key: Record(Row("trajectory", key), "dispatch", Stage(frozenset()), ()) for key in (3, 4, 5)}
+
+
+@pytest.fixture
+def ledger(records: dict[int, Record]) -> Ledger:
     """Trajectory 3 is in flight, 4 is ready, 5 is consumed."""
     made = Ledger()
-    for key in (3, 4, 5):
-        made.register(key, "dispatch")
+    for record in records.values():
+        made.register(record)
     for key in (4, 5):
-        made.move(key, "ready", "buffer")
-    made.move(5, "consumed", "batch")
-    made.check()
+        made.move(records[key], key, "ready", "buffer")
+    made.move(records[5], 5, "consumed", "batch")
+    made.check(records.values())
     return made
 
 
-def test_what_is_dispatched_twice_names_its_dispatcher(ledger: Ledger) -> None:
-    with pytest.raises(LedgerError, match="hop dispatch dispatched trajectory 3 twice"):
-        ledger.register(3, "dispatch")
+def test_a_count_that_is_not_what_the_records_say_is_a_fault(
+    ledger: Ledger, records: dict[int, Record]
+) -> None:
+    records[3].place = "ready"
+    with pytest.raises(LedgerError, match=r"dispatched 3 is not in flight 1 \+ ready 1 \+ consumed 1"):
+        ledger.check(records.values())
 
 
 @pytest.mark.parametrize(
@@ -42,8 +52,15 @@ def test_what_is_dispatched_twice_names_its_dispatcher(ledger: Ledger) -> None:
     ],
 )
 def test_a_move_that_can_not_be_names_the_hop_and_what_it_may_move(
-    ledger: Ledger, key: int, to: str, message: str, help: str
+    ledger: Ledger, records: dict[int, Record], key: int, to: str, message: str, help: str
 ) -> None:
     with pytest.raises(LedgerError, match=f"{re.escape(message)}\n  help: let batch .* {help}$"):
-        ledger.move(key, to, "batch")  # type: ignore[arg-type]
-    ledger.check()
+        ledger.move(records[key], key, to, "batch")  # type: ignore[arg-type]
+    ledger.check(records.values())
+
+
+def test_a_trajectory_that_nobody_knows_can_not_be_moved(ledger: Ledger) -> None:
+    with pytest.raises(
+        LedgerError, match="hop batch can't drop trajectory 9: it was consumed or dropped before"
+    ):
+        ledger.move(None, 9, "dropped", "batch")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.columns import Columns
-from flowgraph.passes.fitting import sole_giver
+from flowgraph.passes.fitting import same_type, sole_giver
 from flowgraph.passes.move import too_late
 from flowgraph.spec.graphfile import NAME, InputDecl
 from flowgraph.spec.ports import Port
@@ -153,10 +153,9 @@ def _writer(graph: Graph, columns: Columns, binding: Binding) -> tuple[str, Port
     """
     via, port = graph.nodes[binding.via], binding.port
     own = next((c for c in via.spec.columns if c.name == "out"), None)
-    if own is not None and not binding.decl.ref.partition(".")[2]:
-        fits = (own.kind, own.dtype) == (port.kind, port.dtype)
-        if fits or not (columns.writer(via.name, port.name) or graph.doubtful(via)):
-            return via.name, own
+    other = columns.writer(via.name, port.name) or graph.doubtful(via)
+    if own is not None and not binding.decl.ref.partition(".")[2] and (same_type(own, port) or not other):
+        return via.name, own
     return columns.writer(via.name, _name(binding))
 
 

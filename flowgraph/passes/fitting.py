@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from flowgraph.ir.graph import Graph, Node
-from flowgraph.spec.ports import Port
+from flowgraph.spec.ports import INTEGER, Port
 
 
 def same_type(source: Port, port: Port) -> bool:
-    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept."""
+    """Equal kinds and dtypes. A plain value may be of a narrower type; one that is sampled must be kept.
+
+    Who reads integers as they lie takes any.
+    """
     if port.kind == "value" and source.kind == "value":
         fits = not source.dtype or port.dtype in ("", source.dtype, *source.wider)
         return fits and not (port.mode == "latest" and source.mode == "event")
+    if port.dtype == INTEGER:
+        return source.kind == "array" and "int" in source.dtype
     return (source.kind, source.dtype) == (port.kind, port.dtype)
 
 

@@ -15,7 +15,7 @@ from flowgraph.plan.plan import Column, Gather, Read, TensorSlot
 from flowgraph.spec.dims import parse
 from flowgraph.spec.facts import companions
 from flowgraph.spec.forms import Bits, Derived, PerRow, Promise, Range, ports_of
-from flowgraph.spec.ports import Port
+from flowgraph.spec.ports import INTEGER, Port
 from flowgraph.spec.types import Below, Derivable, LastToken, Mask, TiledOver
 
 FRAME = 8  # bytes around one text, and around a list of values
@@ -119,6 +119,7 @@ def _read(graph: Graph, node: Node, binding: Binding, handed: bool, once: bool) 
         derive=derive,
         handed=handed,
         once=once,
+        narrow=binding.port.dtype == INTEGER,
     )
 
 

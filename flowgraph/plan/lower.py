@@ -66,11 +66,11 @@ def shared(hops: dict[str, Hop]) -> dict[str, Hop]:
     """What several hops of a group read in the same way is read once, by the first of them."""
     out = dict(hops)
     for head in (h for h in hops.values() if h.group and h.heads):
-        seen: set[tuple[str, str, str]] = set()
+        seen: set[tuple[str, str, str, bool]] = set()
         for name in head.group:
             reads = []
             for one in hops[name].reads:
-                key = one.producer, one.column, one.gather
+                key = one.producer, one.column, one.gather, one.narrow
                 array = hops[one.producer].column(one.column).kind == "array"
                 # How many leaves a trajectory has may be known only after the first of them.
                 alike = one.gather != "repeat" or hops[name].rows != "trajectory"

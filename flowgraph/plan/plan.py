@@ -75,6 +75,7 @@ class Read(msgspec.Struct, frozen=True):
     derive: import path of the function that makes the value of `needs`
     handed: a hop of the same group made the value, or has read it in the same way, and no byte crosses
     once: a block that several rows share is read once
+    narrow: integers are read in the dtype in which they are stored
     """
 
     port: str
@@ -87,6 +88,7 @@ class Read(msgspec.Struct, frozen=True):
     derive: str = ""
     handed: bool = False
     once: bool = False
+    narrow: bool = False
 
     @property
     def crosses(self) -> bool:

@@ -39,12 +39,12 @@ Blocks = Mapping[str, Sequence[Block]]
 class Reader:
     """Reads the columns of one firing, of all hops that fire together.
 
-    read: "hop.column gather" → value, for a hop of the group that reads it in the same way
+    read: column and way of reading it → value, for a hop of the group that reads it in the same way
     """
 
     def __init__(self, plan: Plan, views: Mapping[str, memoryview]) -> None:
         self.plan, self.views = plan, views
-        self.read: dict[str, Any] = {}
+        self.read: dict[tuple[Any, ...], Any] = {}
 
     def inputs(self, hop: Hop, blocks: Blocks, leaves: Sequence[int], handed: Mapping[str, Any]) -> Inputs:
         """A hop's column inputs. Arrays are read-only, and not copied where one row is read as it lies.
@@ -59,14 +59,14 @@ class Reader:
             count.port(one.port)
             name = f"{one.producer}.{one.column}"
             if not one.handed:
-                value = self.read[f"{name} {one.gather}"] = self.value(one, blocks, leaves, count)
+                value = self.read[_way(one)] = self.value(one, blocks, leaves, count)
             elif name in handed:
                 part = handed[name]
                 value = _gather(
                     one, column, [part if column.kind == "array" else _decoded(column, part)], leaves
                 )
             else:
-                value = self.read[f"{name} {one.gather}"]
+                value = self.read[_way(one)]
             values[one.port] = value
             if column.kind == "array" and one.gather in ("same", "concat", "offsets"):
                 for dim, size in zip(column.shape, value.shape, strict=True):
@@ -118,10 +118,11 @@ class Reader:
             stored = np.frombuffer(view, dtype, span.nbytes // dtype.itemsize, start)
             if not raw:
                 stored = stored.reshape(span.shape)
-            if column.form is None and column.stored == column.dtype:
+            if column.form is None and (one.narrow or column.stored == column.dtype):
                 return stored
             shape = tuple(sizes[d] for d in column.shape)
-            return wire.unpack(column, stored, shape, self._needs(one, blocks, leaves, i, count, depth))
+            needs = self._needs(one, blocks, leaves, i, count, depth)
+            return wire.unpack(column, stored, shape, needs, one.narrow)
         if column.kind == "tensors":
             from flowgraph.runtime.tensors import read_tensors
 
@@ -187,6 +188,10 @@ def _function(path: str) -> Any:
     return import_object(path)
 
 
+def _way(one: Read) -> tuple[Any, ...]:
+    return one.producer, one.column, one.gather, one.narrow
+
+
 def _gather(one: Read, column: Column, parts: list[Any], leaves: Sequence[int]) -> Any:
     if one.gather == "same":
         return parts[0]
@@ -195,7 +200,7 @@ def _gather(one: Read, column: Column, parts: list[Any], leaves: Sequence[int]) 
     if column.kind != "array":
         return [item for part in parts for item in part] if one.gather == "concat" else parts
     if one.gather in ("each", "repeat"):
-        return np.array(parts, dtype_of(column.dtype))
+        return np.array(parts, parts[0].dtype if parts else dtype_of(column.dtype))
     if one.gather == "offsets":
         return join_offsets(parts)
     return np.concatenate(parts)

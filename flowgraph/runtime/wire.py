@@ -24,7 +24,8 @@ SIGNED_ZERO = "-0.0 and 0.0 differ in a bit: write np.where(mask, x, 0) where it
 
 
 def pack(who: str, column: Column, value: A, env: Mapping[str, Any]) -> A:
-    """The array that lies in a block: for a Prefix its raw bytes. Integers are below their bound, see `check_range`.
+    """The array that lies in a block: for a Prefix its raw bytes. Integers are below their bound, see `check_range`,
+    and may have come in a narrower dtype.
 
     who: the hop, for messages. Raises PromiseBroken when the bounds that a form needs do not part the value into rows.
     """
@@ -33,22 +34,26 @@ def pack(who: str, column: Column, value: A, env: Mapping[str, Any]) -> A:
         _check_bounds(who, column, form.bounds, value, env)
     if isinstance(form, PerRow):
         value = _first(form, value, env)
-    if column.stored != column.dtype:
-        value = value.astype(dtype_of(column.stored))
+    value = value.astype(dtype_of(column.stored), copy=False)
     if isinstance(form, Bits):
         return np.packbits(value.reshape(-1))
     return _prefixed(form, value, env) if isinstance(form, Prefix) else value
 
 
-def unpack(column: Column, stored: A, shape: tuple[int, ...], env: Mapping[str, Any]) -> A:
-    """What the hop gave. shape: of the value, where the form alone does not say it."""
+def unpack(
+    column: Column, stored: A, shape: tuple[int, ...], env: Mapping[str, Any], narrow: bool = False
+) -> A:
+    """What the hop gave. shape: of the value, where the form alone does not say it.
+
+    narrow: integers stay in the dtype in which they are stored
+    """
     form = column.form
     if isinstance(form, Bits):
         count = int(np.prod(shape, dtype=np.int64))
         return np.unpackbits(stored, count=count).view(np.bool_).reshape(shape)
     if isinstance(form, Prefix):
         stored = _expanded(form, column, stored, env)
-    value = stored if column.stored == column.dtype else stored.astype(dtype_of(column.dtype))
+    value = stored if narrow else stored.astype(dtype_of(column.dtype), copy=False)
     return _spread(form, value, env) if isinstance(form, PerRow) else value
 
 
@@ -59,6 +64,8 @@ def check_range(who: str, column: Column, value: A) -> None:
     """In every mode: integers lie in the range that is promised of them. Raises PromiseBroken naming the element."""
     flat = value.reshape(-1)
     for below in (promise.below for promise in column.promises if isinstance(promise, Range)):
+        if not len(flat) or (flat.max() < below and (flat.dtype.kind == "u" or flat.min() >= 0)):
+            continue
         odd = np.flatnonzero((flat < 0) | (flat >= below))
         if len(odd):
             at = int(odd[0])
@@ -68,6 +75,7 @@ def check_range(who: str, column: Column, value: A) -> None:
 def verify(who: str, column: Column, value: A, env: Mapping[str, Any]) -> None:
     """Verify mode: the value is what its promises say. Raises PromiseBroken naming hop, column and element."""
     check_range(who, column, value)
+    value = value.astype(dtype_of(column.dtype), copy=False)
     for promise in column.promises:
         if isinstance(promise, Derived):
             _same(who, column, value, _derived(who, column, promise, env))

@@ -1,6 +1,7 @@
 """Payload into blocks: a hop's outputs are checked, put into the form that crosses, and written into its lease.
 
-What is written must be of the port's exact dtype and rank and fit its bound.
+What is written must be of the port's exact dtype and rank and fit its bound. Integers that are promised to be below a
+bound may come in any dtype that the port's holds: who has them in a byte need not make more of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flowgraph.plan.plan import Column, Hop
 from flowgraph.runtime import wire
 from flowgraph.runtime.encoding import encoded, too_long
 from flowgraph.runtime.reading import Inputs, agree
-from flowgraph.spec.forms import Bits
+from flowgraph.spec.forms import Bits, Range
 from flowgraph.spec.types import dtype_of
 
 
@@ -106,7 +107,7 @@ def hand_on(hop: Hop, given: Checked) -> dict[str, Any]:
     for column in (c for c in hop.checked if c.kind != "tensors"):
         value = given.raw[column.name]
         if column.kind == "array":
-            value = np.asarray(value, order="C").view()
+            value = np.asarray(value, dtype_of(column.dtype), order="C").view()
             value.flags.writeable = False
         out[f"{hop.name}.{column.name}"] = value
     return out
@@ -115,7 +116,7 @@ def hand_on(hop: Hop, given: Checked) -> dict[str, Any]:
 def _raw(hop: Hop, column: Column, value: Any) -> Any:
     if column.kind == "array":
         array = np.asarray(value)
-        if array.dtype != dtype_of(column.dtype) or array.ndim != len(column.shape):
+        if not _is_dtype(column, array.dtype) or array.ndim != len(column.shape):
             got = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
             raise PayloadError(
                 f"hop {hop.name} gave {column.name} as {got}, and its port is {column.type}",
@@ -128,6 +129,14 @@ def _raw(hop: Hop, column: Column, value: Any) -> Any:
         text = f"hop {hop.name} gave {column.name} as {type(value).__name__}, and its port is {column.type}"
         raise PayloadError(text, "give a list, one value a row")
     return encoded(hop, column, value)
+
+
+def _is_dtype(column: Column, given: np.dtype[Any]) -> bool:
+    wanted = dtype_of(column.dtype)
+    if given == wanted:
+        return True
+    below = any(isinstance(one, Range) for one in column.promises)
+    return below and given.kind in "iu" and np.can_cast(given, wanted)
 
 
 def _bind(hop: Hop, column: Column, shape: tuple[int, ...], sizes: dict[str, int]) -> None:

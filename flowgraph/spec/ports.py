@@ -14,11 +14,13 @@ from flowgraph.spec.dims import Expr, parse_shape
 
 PortKind = Literal["array", "text", "json", "tensors", "scalars", "rows", "value"]
 
+INTEGER = "integer"  # the dtype of an input that takes integers as they lie, and is given no wider ones
+
 
 class Port(msgspec.Struct, frozen=True):
     """One named, typed input or output.
 
-    dtype: an array's; for a plain value the name of its type, "" for any
+    dtype: an array's, of an input also INTEGER; for a plain value the name of its type, "" for any
     shape: dims of one value; () is a scalar. Text and Json have at most one dim, Tensors and Scalars none.
     row_kind: for rows, which kind
     columns: for an output of rows, what each new row carries
@@ -43,6 +45,8 @@ class Port(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         dims = ", ".join(str(d) for d in self.shape)
+        if self.dtype == INTEGER:
+            return f"{INTEGER}[{dims}]"
         if self.kind == "array":
             short = (
                 self.dtype.replace("uint", "u")
@@ -108,7 +112,8 @@ def read_port(use: str, name: str, hint: Any, *, output: bool = False, by_row: b
                     )
                 return Port(kind="scalars", **common)
     if hasattr(base, "dim_str") and hasattr(base, "dtypes"):
-        return Port(kind="array", dtype=_exact_dtype(who, base), shape=_shape(who, base.dim_str), **common)
+        dtype = INTEGER if not output and _is_integer(base) else _exact_dtype(who, base)
+        return Port(kind="array", dtype=dtype, shape=_shape(who, base.dim_str), **common)
     if mode != "queue":
         dtype, *wider = _value_type(base)
         return Port(kind="value", dtype=dtype, wider=tuple(wider), **common)
@@ -161,12 +166,20 @@ def _value_type(base: Any) -> list[str]:
     return [name, *_value_type(base.__supertype__)] if isinstance(base, typing.NewType) else [name]
 
 
+def _is_integer(base: Any) -> bool:
+    """`Integer[Array, …]`: whatever integers there are."""
+    dtypes = base.dtypes if isinstance(base.dtypes, (tuple, list)) else ()
+    return {"int8", "uint8", "int64", "uint64"} <= set(dtypes) and all("int" in one for one in dtypes)
+
+
 def _exact_dtype(who: str, base: Any) -> str:
     dtypes = tuple(base.dtypes) if isinstance(base.dtypes, (tuple, list)) else ()
     if dtypes and set(dtypes) <= {"bool", "bool_"}:
         return "bool"
     if len(dtypes) != 1:
         help = "say the width, e.g. Float32 instead of Float"
+        if _is_integer(base):
+            help = "say the width, e.g. Int32; only who reads it may take integers as they lie, by Integer"
         raise HopTypeError(f"{who} has no exact dtype: {base.dtype.__name__}", help)
     try:
         T.dtype_of(dtypes[0])

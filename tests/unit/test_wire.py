@@ -33,13 +33,13 @@ def column(
     )  # fmt: skip
 
 
-def crossed(one: Column, value: A, env: dict[str, Any]) -> A:
+def crossed(one: Column, value: A, env: dict[str, Any], narrow: bool = False) -> A:
     """The value after crossing: a reader has nothing but bytes, which it may not write to."""
     raw = wire.pack("h", one, value, env)
     dtype = np.dtype(np.uint8) if isinstance(one.form, Bits | Prefix) else dtype_of(one.stored)
     stored: A = np.frombuffer(raw.tobytes(), dtype)
     stored = stored if isinstance(one.form, Bits | Prefix) else stored.reshape(raw.shape)
-    return wire.unpack(one, stored, value.shape, env)
+    return wire.unpack(one, stored, value.shape, env, narrow)
 
 
 def bits(value: A) -> tuple[str, tuple[int, ...], bytes]:
@@ -164,7 +164,13 @@ def test_integers_below_a_bound_come_back_and_others_are_found(
     wire.verify("h", one, value, {})
     stored = next(f"uint{n}" for n in (8, 16, 32, 64) if below <= 2**n)
     for form, env in ((None, {}), (Prefix("bounds"), {"bounds": np.array([0, len(value)])})):
-        assert bits(crossed(column(dtype, form=form, stored=stored), value, env)) == bits(value)
+        one = column(dtype, form=form, stored=stored)
+        assert bits(crossed(one, value, env)) == bits(value)
+        # Who has them in fewer bytes may give them so, and who reads them as they lie gets them so.
+        small = value.astype(stored)
+        assert bits(crossed(one, small, env)) == bits(value)
+        assert bits(crossed(one, value, env, narrow=True)) == bits(small)
+    wire.verify("h", column(dtype, promises=(Range(below),)), value.astype(stored), {})
 
 
 def test_a_zero_with_a_sign_is_told_how_to_lose_it() -> None:

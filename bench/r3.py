@@ -4,9 +4,9 @@
 
 512 trajectories in the shapes of Qwen3-30B-A3B (48 layers, 8 of 128 experts), real arrays, real processes. Naive is
 how it is done today: the engine answers with base64 of int32 in JSON, the controller decodes it, joins the batch and
-sends it on to the trainer. (Its JSON is read and written by msgspec, which is faster than what is in use.) Compiled is
-the graph bench/r3.yaml. In both the experts are there already when a trajectory begins, and the trainer reads every byte
-once; the sums of what it read are compared with those of what was sent. Seconds are of a whole step of all
+sends it on to the trainer. (Its JSON is read and written by msgspec, which is faster than what is in use.) Compiled
+is the graph bench/r3.yaml. In both the experts are there already when a trajectory begins, and the trainer reads every
+byte once; the sums of what it read are compared with those of what was sent. Seconds are of a whole step of all
 trajectories: of the ring that includes dispatch, buffer, batch and sync.
 """
 

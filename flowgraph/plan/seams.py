@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from flowgraph.engines.registry import SglangOptions, push, servers
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.ranks import share
@@ -121,7 +123,7 @@ def _field(
         port=binding.port.name,
         producer=binding.producer,
         column=own.name,
-        type=str(binding.port),
+        type=str(msgspec.structs.replace(binding.port, dtype=binding.source.dtype)),
         facts=own.facts,
         mean_bytes=mean,
         max_bytes=int(bound),

@@ -190,14 +190,17 @@ def _field(at: _Basis, seam: Seam, field: SeamField) -> FieldRow:
 
 
 def _copies(plan: Plan, one: Read) -> int:
-    """One into the writer's block; an array or tensors of one row are read in place, the rest is rebuilt.
+    """One into the writer's block; tensors, and an array of one row that lies as it is read, are read in place, and
+    the rest is rebuilt.
 
     What does not cross by itself is not copied: it is handed on, or made of what crosses.
     """
     if not one.crosses:
         return 0
-    kind = plan.hops[one.producer].column(one.column).kind
-    return 1 if one.gather == "same" and kind in ("array", "tensors") else 2
+    column = plan.hops[one.producer].column(one.column)
+    as_it_lies = column.form is None and (one.narrow or column.stored == column.dtype)
+    in_place = column.kind == "tensors" or (column.kind == "array" and as_it_lies)
+    return 1 if in_place and one.gather == "same" else 2
 
 
 def _encoding(plan: Plan, one: Read) -> str:

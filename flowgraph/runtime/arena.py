@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
 from flowgraph.memory import available
+from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.units import size_text
 
@@ -84,13 +85,19 @@ def areas(plan: Plan) -> dict[str, dict[str, Area]]:
 
 
 def create(plan: Plan) -> dict[str, int]:
-    """One memfd an owner → its descriptor. Raises MemoryShort when the machine can't hold them, with both sizes."""
-    total = sum(o.arena_bytes for o in plan.owners.values())
-    free = available()
-    if total > free:
+    """One memfd an owner → its descriptor.
+
+    Raises MemoryShort when the machine can't hold them beside what engines and learners are sure to take.
+    """
+    total, beside, free = sum(o.arena_bytes for o in plan.owners.values()), host_bytes(plan), available()
+    if total + beside > free:
+        also = f" and the engines and learners {size_text(beside)}" if beside else ""
+        smaller = "lower dims.response.max, dims.group or max_lag"
         raise MemoryShort(
-            f"the arenas take {size_text(total)}, and {size_text(free)} of memory are available",
-            "lower dims.response.max, dims.group or max_lag",
+            f"the arenas take {size_text(total)}{also}, and {size_text(free)} of memory are available",
+            smaller
+            if total > free or not beside
+            else f"{smaller}, an engine's slots, or name a smaller model",
         )
     fds = {}
     for name, owner in plan.owners.items():

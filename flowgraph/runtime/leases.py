@@ -25,22 +25,41 @@ class Holding(msgspec.Struct):
     nbytes: int = 0
 
 
-class Usage(NamedTuple):
-    """Bytes of an arena, or of a part of it.
+class Gauge(msgspec.Struct):
+    """How one arena is used, in bytes.
 
-    size: of all frames; live: payload in blocks; high_water: the most that was reached, from the start of each area
-    used: frames in which a block lies
+    size: of all areas; live: in blocks; used: of the frames in which a block lies
+    high_water: the furthest that blocks have reached in each area, added up
+    most: the most that was live, and most_used: in so many bytes of frames
     """
 
     size: int = 0
     live: int = 0
-    high_water: int = 0
     used: int = 0
+    high_water: int = 0
+    most: int = 0
+    most_used: int = 0
 
-    @property
-    def fragmentation(self) -> float:
-        """The share of the frames in use that holds no payload: bytes that no full block fits into."""
-        return 1 - self.live / self.used if self.used else 0.0
+    def add(self, nbytes: int, frames: int) -> None:
+        """A block of `nbytes` more, in so many bytes of frames that were empty; or less, where they are negative."""
+        self.live += nbytes
+        self.used += frames
+        if self.live > self.most:
+            self.most, self.most_used = self.live, self.used
+
+    def now(self) -> dict[str, float]:
+        """fragmentation: the share of the frames in use where no block lies, so that no full block fits there"""
+        free = _share_free(self.live, self.used)
+        return {"live": self.live, "high_water": self.high_water, "fragmentation": free}
+
+    def run(self) -> dict[str, float]:
+        """The same of a whole run: fragmentation is that when most was live."""
+        free = _share_free(self.most, self.most_used)
+        return {**self.now(), "size": self.size, "most": self.most, "fragmentation": free}
+
+
+def _share_free(live: int, used: int) -> float:
+    return round(1 - live / used, 4) if used else 0.0
 
 
 class Region:
@@ -49,12 +68,13 @@ class Region:
     freed: offsets of blocks that are over, of which whoever places them has yet to hear
     """
 
-    def __init__(self, hop: str, area: Area) -> None:
+    def __init__(self, hop: str, area: Area, gauge: Gauge | None = None) -> None:
         self.hop, self.area = hop, area
+        self.gauge = gauge or Gauge()
+        self.gauge.size += area.size * area.frames
         self.leases: dict[int, Holding] = {}
         self.freed: list[int] = []
-        self.next = 0
-        self.live_bytes = self.high_water = 0
+        self.next = self.high_water = 0
         self.frames: Counter[int] = Counter()
 
     @property
@@ -82,9 +102,12 @@ class Region:
         assert held.offset < 0, f"lease {lease} of {self.hop} is settled"
         held.offset, held.nbytes = offset, nbytes
         at = offset - self.area.base
-        self.live_bytes += nbytes
-        self.high_water = max(self.high_water, at + nbytes)
-        self.frames[at // self.area.size] += 1
+        frame = at // self.area.size
+        self.gauge.add(nbytes, 0 if self.frames[frame] else self.area.size)
+        self.frames[frame] += 1
+        if at + nbytes > self.high_water:
+            self.gauge.high_water += at + nbytes - self.high_water
+            self.high_water = at + nbytes
 
     def release(self, lease: int) -> None:
         """Nobody reads the block any more, or none was written. Raises LedgerError for a lease that is no more."""
@@ -101,10 +124,6 @@ class Region:
         """Where a block lies. Raises LedgerError for a lease that is no more."""
         return self._of(lease, "reads a block")
 
-    def usage(self) -> Usage:
-        area = self.area
-        return Usage(area.size * area.frames, self.live_bytes, self.high_water, area.size * len(self.frames))
-
     def _of(self, lease: int, does: str) -> Holding:
         held = self.leases.get(lease)
         if held is None:
@@ -117,28 +136,35 @@ class Region:
         if held.offset < 0:
             return
         self.freed.append(held.offset)
-        self.live_bytes -= held.nbytes
         frame = (held.offset - self.area.base) // self.area.size
         self.frames[frame] -= 1
-        if not self.frames[frame]:
-            del self.frames[frame]
+        self.gauge.add(-held.nbytes, 0 if self.frames[frame] else -self.area.size)
 
 
 class Regions(NamedTuple):
-    """Every hop's region where it writes its blocks, and where they are read; the same but for what is relayed."""
+    """Every hop's region where it writes its blocks, and where they are read; the same but for what is relayed.
+
+    gauges: owner → how its arena is used
+    """
 
     desks: dict[str, Region]
     homes: dict[str, Region]
+    gauges: dict[str, Gauge]
 
 
 def regions(plan: Plan) -> Regions:
     """Every hop's region of each arena, in plan order."""
-    found = {place: {n: Region(n, area) for n, area in hops.items()} for place, hops in areas(plan).items()}
-    hops = plan.hops.items()
-    return Regions({n: found[h.owner][n] for n, h in hops}, {n: found[h.home][n] for n, h in hops})
+    gauges = {place: Gauge() for place in plan.owners}
+    found = {
+        place: {name: Region(name, area, gauges[place]) for name, area in hops.items()}
+        for place, hops in areas(plan).items()
+    }
+    desks = {name: found[hop.owner][name] for name, hop in plan.hops.items()}
+    homes = {name: found[hop.home][name] for name, hop in plan.hops.items()}
+    return Regions(desks, homes, gauges)
 
 
 def no_regions(plan: Plan) -> Regions:
     """For who drives a ring without payload: nobody writes anywhere."""
     nowhere = {name: Region(name, Area(0, 0, 0)) for name in plan.hops}
-    return Regions(nowhere, nowhere)
+    return Regions(nowhere, nowhere, {})

@@ -12,7 +12,7 @@ import msgspec
 from flowgraph.errors import RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.leases import Region, Regions, Usage
+from flowgraph.runtime.leases import Region, Regions
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
 
@@ -77,7 +77,8 @@ class Table:
     """
 
     def __init__(self, plan: Plan, regions: Regions) -> None:
-        self.plan, self.desks, self.homes = plan, regions.desks, regions.homes
+        self.plan = plan
+        self.desks, self.homes, self.gauges = regions
         self.live: dict[str, dict[int, Record]] = {kind: {} for kind in ROW_KINDS}
         self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
@@ -190,14 +191,6 @@ class Table:
             if region.freed:
                 out[name], region.freed = region.freed, []
         return out
-
-    def usage(self) -> dict[str, Usage]:
-        """Owner → how its arena is used now."""
-        return {
-            owner: Usage(*map(sum, zip(*(region.usage() for _, region in found), strict=True)))
-            for owner, found in self.places.items()
-            if found
-        }
 
     def give(self, record: Record, hop: str, kept: Kept | None, sizes: tuple[int, ...]) -> None:
         """A hop gave its part of a row. A trajectory's lengths become visible to folds."""

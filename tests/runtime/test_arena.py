@@ -206,10 +206,11 @@ class Two(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_written_over(self) -> None:
-        usage = self.region.usage()
-        assert usage.live == sum(self.sizes.values())
-        assert usage.live <= usage.used <= usage.size
-        assert 0 <= usage.fragmentation <= 1
+        gauge = self.region.gauge
+        assert gauge.live == sum(self.sizes.values()) <= gauge.most
+        assert gauge.live <= gauge.used <= gauge.size
+        assert gauge.live <= gauge.high_water <= gauge.size
+        assert 0 <= gauge.now()["fragmentation"] <= 1
         for lease, nbytes in self.sizes.items():
             at = self.region.at(lease).offset
             assert self.reader.view[at : at + nbytes] == bytes([lease % 256]) * nbytes
@@ -219,7 +220,7 @@ class Two(RuleBasedStateMachine):
             return
         for lease in list(self.region.leases):
             self.region.release(lease)
-        assert self.region.usage()._replace(size=0, high_water=0) == (0, 0, 0, 0)
+        assert (self.region.gauge.live, self.region.gauge.used) == (0, 0)
         self.memory.__exit__(None, None, None)
 
 

@@ -8,6 +8,7 @@ function handed to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,12 +22,16 @@ class Rows(NamedTuple):
     offsets: i64[leaf+1]
     mask: bool[token], true where the token was sampled and is trained on
     fields: name → array[token], what the loss reads besides (advantages, rollout log-probabilities…)
+    side: name → integers[token, layer, k], what the engine chose in every layer for each token (`Side`)
+    recorded: bool[token], where it did; elsewhere `side` says nothing. None without side channels
     """
 
     tokens: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     mask: npt.NDArray[np.bool_]
     fields: Mapping[str, npt.NDArray[Any]]
+    side: Mapping[str, npt.NDArray[np.integer[Any]]] = MappingProxyType({})
+    recorded: npt.NDArray[np.bool_] | None = None
 
 
 # (logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).

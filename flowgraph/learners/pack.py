@@ -164,7 +164,7 @@ def _keys(rows: Rows) -> npt.NDArray[np.uint8]:
     Rows whose choices differ seldom have one hash; then they only stand less well for sharing (see `_shared`).
     """
     parts = [rows.tokens.astype(">i4").view(np.uint8).reshape(-1, 4)]
-    if rows.side:
+    if rows.recorded is not None and rows.side:
         hash_T = np.zeros(len(rows.tokens), np.uint64)
         random = np.random.default_rng(0)  # fixed, so that the order of rows depends on their content only
         for name in sorted(rows.side):
@@ -180,8 +180,7 @@ def _shared(before: _Row, row: _Row, rows: Rows) -> int:
     """How many first tokens the two rows have in common, and with them all that was recorded."""
     n = min(len(before.inputs), len(row.inputs))
     n = _alike(before.inputs[:n] != row.inputs[:n])
-    if rows.side and n:
-        assert rows.recorded is not None
+    if rows.recorded is not None and rows.side:
         one, other = slice(before.start, before.start + n), slice(row.start, row.start + n)
         differs = rows.recorded[one] != rows.recorded[other]
         for values in rows.side.values():

@@ -90,4 +90,5 @@ def _first_of_its_kind(values_TLK: npt.NDArray[Any]) -> Bools:
 
 def differs(one_TLK: npt.NDArray[np.integer[Any]], other_TLK: npt.NDArray[np.integer[Any]]) -> Bools:
     """bool[T, L]: whether two choices differ as sets."""
-    return np.any(np.sort(one_TLK, axis=-1) != np.sort(other_TLK, axis=-1), axis=-1)
+    out: Bools = np.any(np.sort(one_TLK, axis=-1) != np.sort(other_TLK, axis=-1), axis=-1)
+    return out

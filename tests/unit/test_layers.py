@@ -20,6 +20,7 @@ HEAVY = {
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
+HEAVY.add("flowgraph.models.choices")
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 
 

@@ -19,7 +19,7 @@ HEAVY = {
         *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
-} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
+} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
 HEAVY.add("flowgraph.models.choices")
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 

@@ -54,7 +54,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → CPU tensors in the model's dtype, tied ones once; views, until the next step."""
+        """Names as in the model's files → CPU tensors in its dtype, tied ones once; views, until the next step."""
         ...
 
     def save(self, directory: str) -> None:

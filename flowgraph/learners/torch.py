@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flowgraph.models.directory import read_tensors
+from flowgraph.models.names import weights_of
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
@@ -68,6 +71,7 @@ class TorchLearner:
             torch.set_num_threads(threads)
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._names = read_tensors(Path(model_dir)).keys()
         self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
         self._embedding = _tied_embedding(self._model)
@@ -153,7 +157,7 @@ class TorchLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        return weights_of(self._model, self._names)
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""

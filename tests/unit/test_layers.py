@@ -19,7 +19,7 @@ HEAVY = {
         *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
-} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
+} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
 HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 

@@ -13,6 +13,7 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from flowgraph.engines.memory import PageMemory
 from flowgraph.engines.weights.fit import refuse, unlike
+from flowgraph.models.directory import read_tensors
+from flowgraph.models.names import by_file_name, weights_of
 from flowgraph.models.quiet import no_progress_bar
 
 ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
@@ -147,6 +150,7 @@ class SlotModel:
             self._model = AutoModelForCausalLM.from_pretrained(
                 model_dir, dtype=dtype, attn_implementation="flowgraph_slots", local_files_only=True
             ).eval()
+        self._names = read_tensors(Path(model_dir)).keys()
         config = self._model.config
         if not self._model._supports_sdpa:
             raise ValueError(f"model type {config.model_type!r} needs an attention that this engine has not")
@@ -231,8 +235,8 @@ class SlotModel:
         return np.concatenate([np.zeros(1, np.float32), chosen_Q1[:, 0].numpy()])
 
     def weights(self) -> dict[str, Tensor]:
-        """Hugging Face names → the tensors that it computes with, tied ones once."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        """Names as in the model's files → the memory that it computes with, tied ones once."""
+        return weights_of(self._model, self._names)
 
     def load_weights(self, tensors: Mapping[str, Any]) -> None:
         """Copy every tensor into the model; see Engine.sync for what is refused.
@@ -246,7 +250,7 @@ class SlotModel:
 
     def check_weights(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         """ValueError unless `load_weights` would take them; the model's own tensors by name."""
-        targets: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        targets = by_file_name(self._model.state_dict(), self._names)
         refuse(_mismatches(targets, tensors))
         return targets
 

@@ -250,7 +250,7 @@ class TransformersEngine:
         return EngineLoad(running, len(self._waiting), self._slots, held / (self._slots * self._context))
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → the tensors that it serves, tied ones once; not to be written to."""
+        """Names as in the model's files → the tensors that it serves, tied ones once; not to be written to."""
         return self._open().weights()
 
     def close(self) -> None:

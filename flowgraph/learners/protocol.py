@@ -67,7 +67,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → CPU tensors, tied ones once; in the model's dtype views, until the next step."""
+        """Names as in the model's files → CPU tensors, tied ones once; in its own dtype views, until the next step."""
         ...
 
     def save(self, directory: str) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor
 
 from flowgraph.models.choices import Choices
+from flowgraph.models.directory import read_tensors
+from flowgraph.models.names import weights_of
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
@@ -73,6 +76,7 @@ class TorchLearner:
             torch.set_num_threads(threads)
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype = getattr(torch, weights_dtype or dtype)
         self._choices: Choices | None = None
         self._backbone = self._model.base_model
@@ -174,8 +178,8 @@ class TorchLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
-        named = self._model.named_parameters()
-        return {name: parameter.detach().to(self._given) for name, parameter in named}
+        found = weights_of(self._model, self._names)
+        return {name: tensor.to(self._given) for name, tensor in found.items()}
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""

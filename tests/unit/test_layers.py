@@ -20,7 +20,7 @@ HEAVY = {
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
-HEAVY.add("flowgraph.models.choices")
+HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 
 

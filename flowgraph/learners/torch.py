@@ -47,7 +47,7 @@ class TorchLearner:
     dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
     pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
     temperature: logits are divided by it, as they were when sampled
-    weights_dtype: of the weights that it gives away; None for its own
+    weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
 
     Deterministic: the same inputs give the same bits for the same number of threads.
@@ -77,7 +77,7 @@ class TorchLearner:
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
-        self._given: torch.dtype = getattr(torch, weights_dtype or dtype)
+        self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._choices: Choices | None = None
         self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
@@ -179,7 +179,7 @@ class TorchLearner:
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
         found = weights_of(self._model, self._names)
-        return {name: tensor.to(self._given) for name, tensor in found.items()}
+        return {name: tensor.to(self._given) for name, tensor in found.items()} if self._given else found
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""

@@ -205,7 +205,7 @@ def test_a_shared_prefill_gives_the_bits_of_a_fresh_one(tiny: Path) -> None:
 def count_prefills(engine: TransformersEngine) -> list[Any]:
     model, calls = engine._open(), []
     prefill = model.prefill
-    model.prefill = lambda prompt: calls.append(prompt) or prefill(prompt)  # type: ignore[method-assign,func-returns-value]
+    model.prefill = lambda prompt, record: calls.append(prompt) or prefill(prompt, record)  # type: ignore[method-assign,func-returns-value]
     return calls
 
 

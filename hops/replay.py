@@ -2,7 +2,7 @@
 
 SGLang 0.5 gives it as int32 of all `num_hidden_layers` layers, base64 in the JSON of a reply, when it was started with
 `flags: {enable-return-routed-experts: true}` (or `enable-return-indexer-topk`). The engine's side decodes it to the
-smallest dtype, and marks what was not recorded. The trainer of indexed rows is described: it only says what crosses.
+smallest dtype, and marks what was not recorded.
 """
 
 from __future__ import annotations
@@ -157,19 +157,15 @@ def train_routed(
     """Train on a batch, as `hops.train.step` does, with the experts that rollout chose, where they were recorded.
 
     replay: false lets the model choose for itself, and only compares.
-    Metrics besides: `routing_recorded`, the share of the tokens that were computed whose routing was recorded, and
+    Metrics besides: `recorded`, the share of the tokens that were computed whose routing was recorded, and
     `routing_mismatch`, the share of these, in all layers with experts, for which training executed others.
     """
-    fields = {"advantages": np.array(advantages), "logprobs": np.array(logprobs)}
     side = {"routed_experts": routed_experts}
-    rows = TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded)
-    metrics = learner.step(rows, loss, replay=replay)
-    return Trained(learner.weights(), metrics)
+    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
+    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
 
 
-@effect(
-    uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing and indexer replay"
-)
+@effect(uses=Learner, owner="trainer", lifetime="version")
 def train_indexed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
@@ -182,5 +178,25 @@ def train_indexed(
     *,
     learner: Learner,
     loss: Callable[..., Any],
+    replay: bool = True,
 ) -> Trained:
-    """Train on a batch with the experts and the attended positions that rollout chose."""
+    """Train on a batch, as `train_routed` does, with the experts and the attended positions that rollout chose.
+
+    One metric more: `indexer_mismatch`, of the positions what `routing_mismatch` is of the experts.
+    """
+    side = {"routed_experts": routed_experts, "indexer_topk": indexer_topk}
+    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
+    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
+
+
+def _rows(
+    tokens: np.ndarray[Any, Any],
+    leaf_offsets: np.ndarray[Any, Any],
+    response_mask: np.ndarray[Any, Any],
+    logprobs: np.ndarray[Any, Any],
+    advantages: np.ndarray[Any, Any],
+    side: dict[str, np.ndarray[Any, Any]],
+    recorded: np.ndarray[Any, Any],
+) -> TrainRows:
+    fields = {"advantages": np.array(advantages), "logprobs": np.array(logprobs)}
+    return TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded)

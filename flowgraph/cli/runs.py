@@ -60,7 +60,7 @@ def run(
 @click.command()
 @click.argument("model")
 def pull(model: str) -> None:
-    """Fetch MODEL (smollm2-135m, a directory or a hub id) and print where it lies."""
+    """Fetch or make MODEL (a built-in one, a directory or a hub id) and print where it lies."""
     from flowgraph.models import ensure
 
     done = ensure(model)

@@ -42,7 +42,7 @@ class Embedded:
         rid: str,
         recorded: int = 0,
     ) -> Generation:
-        return await self.engine.generate(prompt, sampling, key=key, drawn=drawn, rid=rid)
+        return await self.engine.generate(prompt, sampling, key=key, drawn=drawn, rid=rid, recorded=recorded)
 
     async def abort(self, rid: str) -> None:
         self.engine.abort(rid)

@@ -174,11 +174,11 @@ class Engine(Protocol):
     ) -> Synced:
         """Make every replica serve these weights: pause → release → update → resume → continue, each repeatable.
 
-        weights: Hugging Face names → tensors on the CPU, valid until this returns. A name that is missing, unknown or
-        of another shape or dtype is a ValueError naming it, and then no weight has changed. A tied head is no missing
-        weight. No replica serves a version before its last tensor has landed. One that fails or is late stays out of
-        rotation, and is brought back by itself. EngineFailed when after `seconds` none serves; then the next sync
-        brings them back.
+        weights: names as in the model's files → tensors on the CPU, valid until this returns. A name that is missing,
+        unknown or of another shape or dtype is a ValueError naming it, and then no weight has changed. A tied head is
+        no missing weight. No replica serves a version before its last tensor has landed. One that fails or is late
+        stays out of rotation, and is brought back by itself. EngineFailed when after `seconds` none serves; then the
+        next sync brings them back.
         """
         ...
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,93 +27,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from flowgraph.engines.memory import PageMemory
+from flowgraph.engines.caches import Prefix, PromptCache, SlotCache
+from flowgraph.engines.routing import Router, Rows
 from flowgraph.engines.weights.fit import refuse, unlike
+from flowgraph.models.directory import read_tensors
+from flowgraph.models.facts import layers_with_experts
+from flowgraph.models.names import by_file_name, weights_of
 from flowgraph.models.quiet import no_progress_bar
 
 ALIGNMENT = 64  # bytes; kernels may sum in another order when a block starts off a vector boundary
-
-
-class Prefix(NamedTuple):
-    """What a prefilled prompt leaves: its keys and values, and the logits after its last token."""
-
-    kv_L2HPD: Tensor
-    logits_V: Tensor
-
-
-class PrefixCache:
-    """The most recently used prefixes, by (version, prompt ids); at most `capacity` of them."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._prefixes: OrderedDict[tuple[int, bytes], Prefix] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._prefixes)
-
-    def get(self, version: int, prompt: bytes) -> Prefix | None:
-        prefix = self._prefixes.get((version, prompt))
-        if prefix is not None:
-            self._prefixes.move_to_end((version, prompt))
-        return prefix
-
-    def put(self, version: int, prompt: bytes, prefix: Prefix) -> None:
-        self._prefixes[version, prompt] = prefix
-        if len(self._prefixes) > self._capacity:
-            self._prefixes.popitem(last=False)
-
-    def clear(self) -> None:
-        self._prefixes.clear()
-
-
-class PromptCache(Cache):  # type: ignore[misc]
-    """Collects the keys and values of one prompt, layer by layer."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.kv: list[Tensor] = []
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        assert layer_idx == len(self.kv)
-        self.kv.append(torch.cat((key, value)))
-        return key, value
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
-class SlotCache(Cache):  # type: ignore[misc]
-    """The keys and values of all slots; a step writes one column per slot, each at a position of its own."""
-
-    def __init__(self, layers: int, slots: int, heads: int, columns: int, width: int, dtype: torch.dtype):
-        super().__init__(layers=[])
-        shape = (layers, 2, slots, heads, columns, width)
-        self.memory = PageMemory(math.prod(shape) * dtype.itemsize)
-        self.kv_L2SHTD = self.memory.tensor(shape, dtype)
-        self._layers = [(kv_2SHTD[0], kv_2SHTD[1]) for kv_2SHTD in self.kv_L2SHTD]
-        self._rows_S = torch.arange(slots)
-        self.positions_S = torch.zeros(slots, dtype=torch.int64)
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        keys_SHTD, values_SHTD = self._layers[layer_idx]
-        keys_SHTD[self._rows_S, :, self.positions_S] = key[:, :, 0]
-        values_SHTD[self._rows_S, :, self.positions_S] = value[:, :, 0]
-        return keys_SHTD, values_SHTD
-
-    def fill(self, slot: int, kv_L2HPD: Tensor) -> None:
-        """Start a slot from a prefix, zeroed beyond it: 0 times a stale NaN in a masked column is NaN."""
-        tokens = kv_L2HPD.shape[3]
-        self.kv_L2SHTD[:, :, slot, :, :tokens] = kv_L2HPD
-        self.kv_L2SHTD[:, :, slot, :, tokens:] = 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # unused: masks and positions are given
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.kv_L2SHTD.shape[4], 0
 
 
 def slot_attention(
@@ -147,6 +71,9 @@ class SlotModel:
             self._model = AutoModelForCausalLM.from_pretrained(
                 model_dir, dtype=dtype, attn_implementation="flowgraph_slots", local_files_only=True
             ).eval()
+        self._names = read_tensors(Path(model_dir)).keys()
+        if layers_with_experts(name for name, _ in self._model.named_parameters()):
+            self._model.set_experts_implementation("flowgraph_slots")
         config = self._model.config
         if not self._model._supports_sdpa:
             raise ValueError(f"model type {config.model_type!r} needs an attention that this engine has not")
@@ -168,12 +95,17 @@ class SlotModel:
         eos = config.eos_token_id if eos is None else eos
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
 
+    @cached_property
+    def router(self) -> Router:
+        """What records the experts of tokens. ModelError where that can't be done."""
+        return Router(self._model)
+
     @torch.inference_mode()
-    def prefill(self, prompt: Sequence[int]) -> Prefix:
-        """Run one prompt of P tokens by itself."""
-        cache = PromptCache()
-        logits_1V = self._forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], None, cache)
-        return Prefix(torch.stack(cache.kv), logits_1V[0])
+    def prefill(self, prompt: Sequence[int], record: bool = False) -> Prefix:
+        """Run one prompt of P tokens by itself. record: the experts of its tokens too."""
+        cache, positions_1P = PromptCache(), torch.arange(len(prompt))[None]
+        logits_1V, routed = self._forward(torch.tensor([prompt]), positions_1P, None, cache, record)
+        return Prefix(torch.stack(cache.kv), logits_1V[0], routed)
 
     @torch.inference_mode()
     def fill(self, slot: int, prefix: Prefix) -> None:
@@ -181,14 +113,18 @@ class SlotModel:
         self._taken_cache().fill(slot, prefix.kv_L2HPD)
 
     @torch.inference_mode()
-    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V]."""
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], record: bool = False
+    ) -> tuple[Tensor, Rows | None]:
+        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V], and if they are to
+        be recorded the experts of those tokens.
+        """
         cache = self._taken_cache()
         positions_S = torch.tensor(positions)
         mask_ST = torch.where(self._columns_T <= positions_S[:, None], self._visible, self._hidden)
         cache.positions_S = positions_S
         tokens_S1 = torch.tensor(tokens)[:, None]
-        return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], cache)
+        return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], cache, record)
 
     def release_cache(self) -> int:
         """Give the memory of all slots back to the system, and lose what they hold; returns its bytes.
@@ -206,17 +142,20 @@ class SlotModel:
             raise RuntimeError("the memory of the key/value cache is released: call resume_cache() first")
         return self._cache
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        output = self._model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_name: cache},
-        )
+    def _forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, record: bool
+    ) -> tuple[Tensor, Rows | None]:
+        with self.router.capture() if record else nullcontext() as captured:
+            output = self._model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_name: cache},
+            )
         logits: Tensor = output.logits
-        return logits[:, -1]
+        return logits[:, -1], self.router.rows(captured) if record else None
 
     @property
     def released(self) -> bool:
@@ -231,8 +170,8 @@ class SlotModel:
         return np.concatenate([np.zeros(1, np.float32), chosen_Q1[:, 0].numpy()])
 
     def weights(self) -> dict[str, Tensor]:
-        """Hugging Face names → the tensors that it computes with, tied ones once."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        """Names as in the model's files → the memory that it computes with, tied ones once."""
+        return weights_of(self._model, self._names)
 
     def load_weights(self, tensors: Mapping[str, Any]) -> None:
         """Copy every tensor into the model; see Engine.sync for what is refused.
@@ -246,7 +185,7 @@ class SlotModel:
 
     def check_weights(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         """ValueError unless `load_weights` would take them; the model's own tensors by name."""
-        targets: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        targets = by_file_name(self._model.state_dict(), self._names)
         refuse(_mismatches(targets, tensors))
         return targets
 

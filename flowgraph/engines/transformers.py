@@ -30,54 +30,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flowgraph.engines.caches import Prefix, PrefixCache
 from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, PauseMode, Sampling
-from flowgraph.engines.sampling import KEY_LIMIT, Sampler, uniform
-from flowgraph.engines.slots import Prefix, PrefixCache, SlotModel
+from flowgraph.engines.request import Request
+from flowgraph.engines.routing import Routing
+from flowgraph.engines.sampling import KEY_LIMIT, Sampler
+from flowgraph.engines.slots import SlotModel
 from flowgraph.engines.stops import StopStrings, tokenizer_of
 from flowgraph.engines.weights.delta import Delta, apply
+from flowgraph.errors import ModelError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class _Request:
-    """One `generate` call: what was asked, what it has so far, and the future that its caller awaits."""
-
-    def __init__(
-        self,
-        rid: str,
-        prompt: npt.NDArray[np.int32],
-        sampling: Sampling,
-        key: int,
-        drawn: int,
-        stops: StopStrings | None,
-    ) -> None:
-        self.rid, self.prompt, self.sampling, self.stops = rid, prompt, sampling, stops
-        self.key, self.drawn = key, drawn
-        self.retractions = 0
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.slot: int | None = None
-        self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-
-    @property
-    def position(self) -> int:
-        """Where the newest token goes in the sequence."""
-        return len(self.prompt) + len(self.ids) - 1
-
-    @property
-    def draw(self) -> float:
-        """The random number of the next token."""
-        return uniform(self.key, self.drawn + len(self.ids))
-
-    def generation(self, reason: FinishReason) -> Generation:
-        return Generation(
-            ids=np.array(self.ids, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            versions=np.array(self.versions, np.int32),
-            finish_reason=reason,
-            retractions=self.retractions,
-        )
 
 
 class TransformersEngine:
@@ -110,9 +73,9 @@ class TransformersEngine:
         self._slots, self._context, self.vocabulary = slots, context, model.vocabulary
         self._version = 0
         self._paused = False
-        self._requests: dict[str, _Request] = {}
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request | None] = [None] * slots
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request | None] = [None] * slots
         self._prefixes = PrefixCache(capacity=slots)
         self._task: asyncio.Task[None] | None = None
         self.computed = 0  # tokens sampled since the start
@@ -122,12 +85,21 @@ class TransformersEngine:
         return self._version
 
     async def generate(
-        self, prompt: npt.NDArray[np.int32], sampling: Sampling, *, key: int, rid: str, drawn: int = 0
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: Sampling,
+        *,
+        key: int,
+        rid: str,
+        drawn: int = 0,
+        recorded: int = 0,
     ) -> Generation:
-        """Raises ValueError for a rid in use, a prompt that is empty, too long or outside the vocabulary, or a key
-        beyond 64 bits.
+        """drawn, recorded: see `Replica.generate`; rows of a side channel that are known are marked as not recorded.
+
+        Raises ValueError for a rid in use, a prompt that is empty, too long or outside the vocabulary, a key beyond 64
+        bits, or a side channel that the model has not.
         """
-        request = self._checked(np.asarray(prompt), sampling, key, drawn, rid)
+        request = self._checked(np.asarray(prompt), sampling, key, drawn, rid, recorded)
         self._requests[rid] = request
         self._waiting.append(request)
         self._wake()
@@ -137,11 +109,9 @@ class TransformersEngine:
             self._release(request)  # a cancelled caller's slot; else it is free already
 
     def _checked(
-        self, prompt: npt.NDArray[Any], sampling: Sampling, key: int, drawn: int, rid: str
-    ) -> _Request:
+        self, prompt: npt.NDArray[Any], sampling: Sampling, key: int, drawn: int, rid: str, recorded: int
+    ) -> Request:
         model = self._open()
-        if sampling.record:
-            raise ValueError(f"{rid}: this engine records no {' or '.join(sampling.record)}")
         if prompt.ndim != 1 or not len(prompt) or prompt.dtype.kind not in "iu":
             raise ValueError(f"{rid}: a prompt is a non-empty row of ids, not {prompt.dtype} {prompt.shape}")
         if prompt.min() < 0 or prompt.max() >= model.vocabulary:
@@ -160,7 +130,21 @@ class TransformersEngine:
             if self._tokenizer is None:
                 raise ValueError(f"{rid}: stop strings need a tokenizer.json beside the model")
             stops = StopStrings(self._tokenizer, sampling.stop)
-        return _Request(rid, prompt.astype(np.int32), sampling, key, drawn, stops)
+        routing = None
+        if sampling.record:
+            routing = self._routing(rid, sampling, len(prompt), recorded)
+        return Request(rid, prompt.astype(np.int32), sampling, key, drawn, stops, routing)
+
+    def _routing(self, rid: str, sampling: Sampling, prompt: int, recorded: int) -> Routing:
+        if others := set(sampling.record) - {"routed_experts"}:
+            raise ValueError(f"{rid}: this engine records no {' or '.join(sorted(others))}")
+        if not 0 <= recorded <= prompt:
+            raise ValueError(f"{rid}: rows of {recorded} tokens can't be known of a prompt of {prompt}")
+        try:
+            router = self._open().router
+        except ModelError as error:
+            raise ValueError(f"{rid}: this engine can't record routed_experts: {error.message}") from error
+        return Routing(router.empty(prompt + sampling.max_new_tokens), recorded)
 
     def abort(self, rid: str) -> bool:
         request = self._requests.get(rid)
@@ -250,7 +234,7 @@ class TransformersEngine:
         return EngineLoad(running, len(self._waiting), self._slots, held / (self._slots * self._context))
 
     def weights(self) -> dict[str, Any]:
-        """Hugging Face names → the tensors that it serves, tied ones once; not to be written to."""
+        """Names as in the model's files → the tensors that it serves, tied ones once; not to be written to."""
         return self._open().weights()
 
     def close(self) -> None:
@@ -297,10 +281,13 @@ class TransformersEngine:
     def _admit(self) -> None:
         """Prefill the oldest waiting request, sample its next token, and give it the lowest free slot."""
         request = self._waiting.popleft()
+        record = request.routing is not None
         if request.ids:  # it was retracted: nobody shares this prefix
-            prefix = self._open().prefill([*request.prompt.tolist(), *request.ids])
+            prefix = self._open().prefill([*request.prompt.tolist(), *request.ids], record)
         else:
-            prefix = self._prefix(request.prompt)
+            prefix = self._prefix(request.prompt, record)
+        if request.routing is not None and prefix.routed is not None:
+            request.routing.take(0, prefix.routed)
         temperatures, draws = [request.sampling.temperature], [request.draw]
         tokens, logprobs = self._sample_first(prefix.logits_V[None], temperatures, draws)
         self._append(request, tokens[0], logprobs[0])
@@ -309,11 +296,11 @@ class TransformersEngine:
             self._running[request.slot] = request
             self._open().fill(request.slot, prefix)
 
-    def _prefix(self, prompt: npt.NDArray[np.int32]) -> Prefix:
+    def _prefix(self, prompt: npt.NDArray[np.int32], record: bool) -> Prefix:
         name = prompt.tobytes()
         prefix = self._prefixes.get(self._version, name)
-        if prefix is None:
-            prefix = self._open().prefill(prompt.tolist())
+        if prefix is None or (record and prefix.routed is None):
+            prefix = self._open().prefill(prompt.tolist(), record)
             self._prefixes.put(self._version, name, prefix)
         return prefix
 
@@ -325,12 +312,15 @@ class TransformersEngine:
         for slot, request in running:
             tokens[slot], positions[slot] = request.ids[-1], request.position
             temperatures[slot], draws[slot] = request.sampling.temperature, request.draw
-        logits_SV = self._open().decode(tokens, positions)
+        record = any(request.routing is not None for _, request in running)
+        logits_SV, routed = self._open().decode(tokens, positions, record)
         sampled, logprobs = self._sample_next(logits_SV, temperatures, draws)
         for slot, request in running:
+            if request.routing is not None and routed is not None:
+                request.routing.take(positions[slot], routed[slot : slot + 1])
             self._append(request, sampled[slot], logprobs[slot])
 
-    def _append(self, request: _Request, token: int, logprob: float) -> None:
+    def _append(self, request: Request, token: int, logprob: float) -> None:
         """Give a request its next token; finish it if that is its last one."""
         if not math.isfinite(logprob):
             raise FloatingPointError(f"{request.rid}: the logits of version {self._version} are not finite")
@@ -344,12 +334,12 @@ class TransformersEngine:
         elif len(request.ids) == request.sampling.max_new_tokens:
             self._finish(request, "length")
 
-    def _finish(self, request: _Request, reason: FinishReason) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         self._release(request)
         if not request.future.done():
             request.future.set_result(request.generation(reason))
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: Request) -> None:
         """Forget a request: its name, its place in the queue, its slot. Harmless when repeated."""
         if self._requests.get(request.rid) is not request:
             return

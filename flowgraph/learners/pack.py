@@ -6,7 +6,8 @@ Two ways to lay rows out, with the same loss and gradient:
 - `tree`: every distinct prefix once. Rows are sorted, so that a row follows the one it shares most with; only
   its tokens past that shared prefix (its *fresh* tokens) are laid down, and they attend to its whole path
   from the root. Samples of one prompt share the prompt, forked leaves share their trunk, and samples that
-  begin alike share their beginning.
+  begin alike share their beginning. What the engine chose for a token (`Rows.side`) is a part of it here: where two
+rows have the same tokens and other choices, each has positions of its own.
 
 In both, a row enters the model only up to the token before its last masked one: what stands behind is neither
 trained nor seen by anything that is.
@@ -53,6 +54,7 @@ class Micro(NamedTuple):
     """One forward pass.
 
     token_T, depth_T: the tokens laid down, and how many tokens stand before each in its row
+    source_T: where each stands in `Rows.tokens`, of a shared one in one of its rows; -1 for padding
     lines: how many right-padded lines of equal length T is made of (1 for a tree)
     buckets: the attention of a tree; empty when padded, where ordinary causal attention is right
     predictor_U: positions in T whose logits are needed
@@ -62,6 +64,7 @@ class Micro(NamedTuple):
 
     token_T: Ints
     depth_T: Ints
+    source_T: Ints
     lines: int
     buckets: tuple[Bucket, ...]
     predictor_U: Ints
@@ -71,11 +74,15 @@ class Micro(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row with something to train on: where it begins in `Rows.tokens`, its input, its masked positions."""
+    """A row with something to train on: where it begins in `Rows.tokens`, its input, its masked positions.
+
+    key: bytes that sort as its tokens do, each with what was chosen for it
+    """
 
     start: int
     inputs: npt.NDArray[np.int32]
     masked: Ints  # counted from the row's first token; all ≥ 1
+    key: bytes
 
 
 def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
@@ -88,6 +95,7 @@ def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
     if rows.mask.shape != (total,) or rows.mask.dtype != np.bool_:
         raise ValueError(f"mask must be bool[{total}], not {rows.mask.dtype}{list(rows.mask.shape)}")
     _check_tokens(rows, vocabulary, context)
+    _check_side(rows)
     for name, values in rows.fields.items():
         if values.shape[:1] != (total,):
             raise ValueError(
@@ -113,6 +121,18 @@ def _check_tokens(rows: Rows, vocabulary: int, context: int) -> None:
             raise ValueError(f"row {row}: no prompt token stands before its first masked token")
 
 
+def _check_side(rows: Rows) -> None:
+    total, recorded = len(rows.tokens), rows.recorded
+    if rows.side and (recorded is None or recorded.shape != (total,) or recorded.dtype != np.bool_):
+        what = "missing" if recorded is None else f"{recorded.dtype}{list(recorded.shape)}"
+        raise ValueError(f"recorded must be bool[{total}] beside side channels; it is {what}")
+    for name, values in rows.side.items():
+        if values.ndim != 3 or len(values) != total or values.dtype.kind not in "iu":
+            raise ValueError(
+                f"side channel {name!r} must be integers [{total}, layers, k], not {values.dtype}{list(values.shape)}"
+            )
+
+
 def _row_of(rows: Rows, token: np.integer[Any]) -> int:
     return int(np.searchsorted(rows.offsets, token, side="right")) - 1
 
@@ -124,35 +144,62 @@ def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
     """
     live = list(_live(rows))
     if how == "tree":
-        return [_tree(part, rows) for part in _split_sorted(live, max_tokens)]
+        return [_tree(part, rows) for part in _split_sorted(live, rows, max_tokens)]
     return [_padded(part, rows) for part in _split_padded(live, max_tokens)]
 
 
 def _live(rows: Rows) -> Iterator[_Row]:
     bounds = rows.offsets.tolist()
+    key_TB = _keys(rows)
     for start, stop in itertools.pairwise(bounds):
         masked = np.flatnonzero(rows.mask[start:stop])
         if len(masked):
-            yield _Row(start, rows.tokens[start : start + masked[-1]], masked)
+            end = start + masked[-1]
+            yield _Row(start, rows.tokens[start:end], masked, key_TB[start:end].tobytes())
 
 
-def _sort_key(row: _Row) -> bytes:
-    return row.inputs.astype(">i4").tobytes()
+def _keys(rows: Rows) -> npt.NDArray[np.uint8]:
+    """Per token the bytes that rows are sorted by: its id, and with side channels a hash of what they recorded of it.
+
+    Rows whose choices differ seldom have one hash; then they only stand less well for sharing (see `_shared`).
+    """
+    parts = [rows.tokens.astype(">i4").view(np.uint8).reshape(-1, 4)]
+    if rows.recorded is not None and rows.side:
+        hash_T = np.zeros(len(rows.tokens), np.uint64)
+        random = np.random.default_rng(0)  # fixed, so that the order of rows depends on their content only
+        for name in sorted(rows.side):
+            values = rows.side[name]
+            factors = random.integers(1 << 64, size=values.shape[1:], dtype=np.uint64)
+            hash_T += np.einsum("tlk,lk->t", values, factors, dtype=np.uint64, casting="unsafe")
+        hash_T = np.where(rows.recorded, hash_T | np.uint64(1), np.uint64(0))
+        parts.append(hash_T.astype(">u8").view(np.uint8).reshape(-1, 8))
+    return np.concatenate(parts, axis=1)
 
 
-def _shared(before: _Row, row: _Row) -> int:
-    """How many first tokens the two rows have in common."""
+def _shared(before: _Row, row: _Row, rows: Rows) -> int:
+    """How many first tokens the two rows have in common, and with them all that was recorded."""
     n = min(len(before.inputs), len(row.inputs))
-    differs = np.flatnonzero(before.inputs[:n] != row.inputs[:n])
-    return int(differs[0]) if len(differs) else n
+    n = _alike(before.inputs[:n] != row.inputs[:n])
+    if rows.recorded is not None and rows.side:
+        one, other = slice(before.start, before.start + n), slice(row.start, row.start + n)
+        differs = rows.recorded[one] != rows.recorded[other]
+        for values in rows.side.values():
+            differs |= rows.recorded[one] & np.any(values[one] != values[other], axis=(1, 2))
+        n = _alike(differs)
+    return n
 
 
-def _split_sorted(live: list[_Row], max_tokens: int) -> Iterator[list[tuple[_Row, int]]]:
+def _alike(differs: npt.NDArray[np.bool_]) -> int:
+    """How many stand before the first that differs."""
+    return int(differs.argmax()) if differs.any() else len(differs)
+
+
+def _split_sorted(live: list[_Row], rows: Rows, max_tokens: int) -> Iterator[list[tuple[_Row, int]]]:
     """Parts of (row, tokens shared with the row before it), the rows in lexicographic order."""
     part: list[tuple[_Row, int]] = []
     used = 0
-    for row in sorted(live, key=_sort_key):
-        shared = _shared(part[-1][0], row) if part else 0
+    for row in sorted(live, key=lambda row: row.key):
+        shared = _shared(part[-1][0], row, rows) if part else 0
         if part and used + len(row.inputs) - shared > max_tokens:
             yield part
             part, used, shared = [], 0, 0
@@ -165,7 +212,7 @@ def _split_sorted(live: list[_Row], max_tokens: int) -> Iterator[list[tuple[_Row
 def _split_padded(live: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
     """Parts of rows of similar length: the cost of a part is its number of rows times its longest row."""
     part: list[_Row] = []
-    for row in sorted(live, key=lambda row: (len(row.inputs), _sort_key(row))):
+    for row in sorted(live, key=lambda row: (len(row.inputs), row.key)):
         if part and (len(part) + 1) * len(row.inputs) > max_tokens:
             yield part
             part = []
@@ -177,12 +224,12 @@ def _split_padded(live: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
 def _tree(part: list[tuple[_Row, int]], rows: Rows) -> Micro:
     paths: list[Ints] = []
     runs: list[tuple[Ints, Ints]] = []
-    fresh, path, laid = [], np.empty(0, np.int64), 0
+    source, path, laid = [], np.empty(0, np.int64), 0
     for row, shared in part:
         new = len(row.inputs) - shared
         path = np.concatenate([path[:shared], np.arange(laid, laid + new)])
         paths.append(path)
-        fresh.append(row.inputs[shared:])
+        source.append(np.arange(row.start + shared, row.start + len(row.inputs)))
         laid += new
         for first in range(shared, len(path), _QUERIES):
             last = min(first + _QUERIES, len(path))
@@ -190,19 +237,23 @@ def _tree(part: list[tuple[_Row, int]], rows: Rows) -> Micro:
     depth_T = np.empty(laid, np.int64)
     for queries, keys in runs:
         depth_T[queries] = np.arange(len(keys) - len(queries), len(keys))
-    token_T = np.concatenate(fresh).astype(np.int64)
+    source_T = np.concatenate(source)
+    token_T = rows.tokens[source_T].astype(np.int64)
     chosen = [row for row, _ in part]
-    return Micro(token_T, depth_T, 1, tuple(_buckets(runs)), *_targets(chosen, paths, rows))
+    return Micro(token_T, depth_T, source_T, 1, tuple(_buckets(runs)), *_targets(chosen, paths, rows))
 
 
 def _padded(part: list[_Row], rows: Rows) -> Micro:
     longest = max(len(row.inputs) for row in part)
     token_BL = np.zeros((len(part), longest), np.int64)
+    source_BL = np.full_like(token_BL, -1)
     for line, row in enumerate(part):
         token_BL[line, : len(row.inputs)] = row.inputs
+        source_BL[line, : len(row.inputs)] = np.arange(row.start, row.start + len(row.inputs))
     depth_T = np.tile(np.arange(longest), len(part))
     paths = [line * longest + np.arange(len(row.inputs)) for line, row in enumerate(part)]
-    return Micro(token_BL.ravel(), depth_T, len(part), (), *_targets(part, paths, rows))
+    targets = _targets(part, paths, rows)
+    return Micro(token_BL.ravel(), depth_T, source_BL.ravel(), len(part), (), *targets)
 
 
 def _targets(part: Sequence[_Row], paths: Sequence[Ints], rows: Rows) -> tuple[Ints, Ints, Ints, Ints]:

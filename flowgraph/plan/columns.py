@@ -81,12 +81,12 @@ def _bytes(graph: Graph, node: Node, port: Port, tensors: tuple[TensorSlot, ...]
 
 
 def _tensors(graph: Graph, node: Node) -> tuple[TensorSlot, ...]:
-    """The model's table of tensors, in the dtype that the learner computes in; () while the model is unknown."""
+    """The model's table of tensors, in the dtype that the learner gives them in; () while the model is unknown."""
     owner = graph.owners[node.owner]
     known = facts(owner.model) if owner.model else None
     if known is None:
         return ()
-    dtype = owner.learner.dtype if owner.learner else None
+    dtype = owner.learner.given if owner.learner else None
     return tuple(TensorSlot(t.name, tuple(t.shape), dtype or t.dtype) for t in known.tensors)
 
 

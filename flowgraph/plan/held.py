@@ -22,6 +22,7 @@ HeldKind = Literal[
     "KV cache",
     "cached prefixes",
     "learner weights",
+    "given weights",
     "gradients",
     "master weights",
     "moments",
@@ -93,6 +94,8 @@ def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[Held
     assert owner.learner is not None
     size = dtype_of(owner.learner.dtype).itemsize
     yield "learner weights", model.parameters * size
+    if owner.learner.given != owner.learner.dtype:  # a copy of them, made for the engine
+        yield "given weights", model.parameters * dtype_of(owner.learner.given).itemsize
     yield "gradients", model.parameters * size
     if owner.learner.dtype != "float32":  # else the weights are their own masters
         yield "master weights", model.parameters * 4

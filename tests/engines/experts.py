@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 import torch
 from conftest import SIZES, save_model
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, PreTrainedConfig, Qwen3MoeConfig
+
+from flowgraph.models.quiet import no_progress_bar
 
 COMMON = SIZES | {"intermediate_size": 96, "max_position_embeddings": 512, "tie_word_embeddings": False}
 # Eight experts of which two are chosen, in every layer.
@@ -35,16 +39,23 @@ def save_experts(where: Path, kind: str, **more: Any) -> Path:
 
 def routing(model_dir: Path, ids: Sequence[int]) -> np.ndarray[Any, Any]:
     """i64[tokens, layers, top_k] of one forward in fp32, ascending; 0 in layers without experts."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model = _loaded(model_dir)
     config = model.config
     chosen = np.zeros((len(ids), config.num_hidden_layers, config.num_experts_per_tok), np.int64)
 
     def take(layer: int, arguments: tuple[Any, ...]) -> None:
         chosen[:, layer] = arguments[1].reshape(len(ids), -1).sort(dim=-1).values.numpy()
 
-    for at, layer in enumerate(model.model.layers):
-        if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts.register_forward_pre_hook(lambda _, given, at=at: take(at, given))
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for at, layer in enumerate(model.model.layers):
+            if hasattr(layer.mlp, "experts"):
+                hook = layer.mlp.experts.register_forward_pre_hook(lambda _, given, at=at: take(at, given))
+                hooks.enter_context(hook)
         model(torch.tensor([list(ids)]))
     return chosen
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(model_dir: Path) -> Any:
+    with no_progress_bar():
+        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from flowgraph.engines.caches import Prefix
 from flowgraph.engines.memory import PageMemory, advise_if_known
 from flowgraph.engines.protocol import Generation, Sampling
-from flowgraph.engines.slots import ALIGNMENT, Prefix, SlotModel
+from flowgraph.engines.slots import ALIGNMENT, SlotModel
 from flowgraph.engines.transformers import TransformersEngine
 
 MB = 1 << 20
@@ -73,7 +74,7 @@ def model_of(where: Path, dtype: torch.dtype = torch.float32) -> SlotModel:
 def bits_of_steps(model: SlotModel) -> list[str]:
     """Digests of the logits of three steps, after a prompt in every slot."""
     fill_all(model, model.prefill([1, 2, 3, 4, 5]))
-    steps = (model.decode([7 * step + 1] * SLOTS, [5 + step] * SLOTS) for step in range(3))
+    steps = (model.decode([7 * step + 1] * SLOTS, [5 + step] * SLOTS)[0] for step in range(3))
     return [sha256(logits_SV.view(torch.uint8).numpy()).hexdigest() for logits_SV in steps]
 
 

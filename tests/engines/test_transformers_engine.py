@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from asking import SLOTS, Ask, alone, engine_of, is_idle, neighbours, same_bits, together, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -24,69 +25,19 @@ from transformers import (
     Qwen3Config,
 )
 
-from flowgraph.engines.protocol import Generation, Sampling
+from flowgraph.engines.protocol import Generation
 from flowgraph.engines.sampling import uniform
 from flowgraph.engines.transformers import TransformersEngine
 
-SLOTS, CONTEXT = 4, 40
 Save = Callable[..., Path]
 MakeWithEos = Callable[[int | list[int]], Path]
 Weights = dict[str, torch.Tensor]
-
-
-def engine_of(where: Path, *, slots: int = SLOTS, dtype: str = "float32") -> TransformersEngine:
-    # One thread: such small products gain nothing from a second one, and lose much on a busy machine.
-    return TransformersEngine(str(where), slots=slots, context=CONTEXT, dtype=dtype, threads=1)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> TransformersEngine:
     """One engine per dtype, shared: its requests leave nothing behind, which is part of what is tested."""
     return engine_of(tiny, dtype=request.param)
-
-
-class Ask:
-    """The arguments of one request."""
-
-    def __init__(
-        self, prompt: Iterable[int], new: int = 8, key: int = 1, temperature: float = 1.0, **more: Any
-    ):
-        self.prompt = np.array(list(prompt), np.int32)
-        self.sampling = Sampling(max_new_tokens=new, temperature=temperature, **more)
-        self.key = key
-
-    def of(self, engine: TransformersEngine, rid: str = "r") -> Coroutine[Any, Any, Generation]:
-        return engine.generate(self.prompt, self.sampling, key=self.key, rid=rid)
-
-
-def alone(engine: TransformersEngine, ask: Ask) -> Generation:
-    return asyncio.run(ask.of(engine))
-
-
-def together(engine: TransformersEngine, asks: list[Ask]) -> list[Generation]:
-    async def main() -> list[Generation]:
-        return await asyncio.gather(*(ask.of(engine, f"r{i}") for i, ask in enumerate(asks)))
-
-    return asyncio.run(main())
-
-
-def same_bits(one: Generation, other: Generation) -> None:
-    assert one.ids.tolist() == other.ids.tolist()
-    assert one.logprobs.tobytes() == other.logprobs.tobytes()
-    assert (one.finish_reason, one.versions.tolist()) == (other.finish_reason, other.versions.tolist())
-
-
-def is_idle(engine: TransformersEngine) -> bool:
-    load = engine.load()
-    return (load.running, load.waiting) == (0, 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the condition was never met")
 
 
 def weights_of(where: Path, scale: float = 1.0) -> Weights:
@@ -162,19 +113,6 @@ def test_the_key_decides(engine: TransformersEngine) -> None:
 SUBJECT = Ask([9, 8, 7, 6, 5], 10, key=42)
 
 
-def neighbours(count: int, seed: int) -> list[Ask]:
-    random = np.random.default_rng(seed)
-    return [
-        Ask(
-            random.integers(0, 256, random.integers(1, 20)),
-            int(random.integers(1, 16)),
-            key=int(random.integers(0, 1 << 63)),
-            temperature=float(random.choice([0, 0.5, 1])),
-        )
-        for _ in range(count)
-    ]
-
-
 @pytest.mark.parametrize("at", [0, 1, 3, 5, 9])
 def test_other_requests_and_the_slot_change_nothing(engine: TransformersEngine, at: int) -> None:
     asks = neighbours(9, seed=at)
@@ -205,7 +143,7 @@ def test_a_shared_prefill_gives_the_bits_of_a_fresh_one(tiny: Path) -> None:
 def count_prefills(engine: TransformersEngine) -> list[Any]:
     model, calls = engine._open(), []
     prefill = model.prefill
-    model.prefill = lambda prompt: calls.append(prompt) or prefill(prompt)  # type: ignore[method-assign,func-returns-value]
+    model.prefill = lambda prompt, record: calls.append(prompt) or prefill(prompt, record)  # type: ignore[method-assign,func-returns-value]
     return calls
 
 

@@ -68,6 +68,11 @@ def test_a_learner_holds_weights_gradients_masters_and_two_moments(quickstart: P
     parts = dict(bill(msgspec.structs.replace(quickstart, owners=owners)).memory["trainer"].parts)
     assert "master weights" not in parts
     assert parts["learner weights"] == PARAMETERS * 4
+    assert "given weights" not in parts
+    other = msgspec.structs.replace(exact, weights_dtype="bfloat16")
+    owners["trainer"] = msgspec.structs.replace(owners["trainer"], learner=other)
+    parts = dict(bill(msgspec.structs.replace(quickstart, owners=owners)).memory["trainer"].parts)
+    assert parts["given weights"] == PARAMETERS * 2
 
 
 def test_arenas_are_the_blocks_of_all_hops(quickstart: Plan) -> None:

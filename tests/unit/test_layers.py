@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {
     f"flowgraph.engines.{name}"
     for name in (
-        *("transformers", "slots", "sampling", "memory", "embedded"),
+        *("transformers", "slots", "caches", "request", "routing", "sampling", "memory", "embedded"),
         *("served.staging", "served.verify", "served.transports", "served.launch", "served.serve"),
         *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
-} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim")}
+} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
+HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names", "flowgraph.models.positions"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,15 +11,7 @@ from hypothesis import strategies as st
 
 from flowgraph.learners.pack import Micro, Packing, check_rows, pack, positions
 from flowgraph.learners.protocol import Rows
-
-PACKINGS: tuple[Packing, ...] = ("padded", "tree")
-
-
-def make_rows(tokens: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], **fields: object) -> Rows:
-    offsets = np.cumsum([0, *map(len, tokens)]).astype(np.int64)
-    flat = np.array(list(itertools.chain(*tokens)), np.int32)
-    mask = np.array(list(itertools.chain(*masks)), np.bool_)
-    return Rows(flat, offsets, mask, {name: np.asarray(values) for name, values in fields.items()})
+from tests.unit.packed import PACKINGS, make_rows, paths
 
 
 def group(prompt: Sequence[int], *responses: Sequence[int]) -> Rows:
@@ -42,21 +33,7 @@ def batches(draw: st.DrawFn) -> Rows:
 
 def seen(micro: Micro) -> dict[int, list[int]]:
     """position → the tokens that attention lets it see, itself last."""
-    if not micro.buckets:
-        length = len(micro.token_T) // micro.lines
-        lines = micro.token_T.reshape(micro.lines, length)
-        return {at: lines[at // length, : at % length + 1].tolist() for at in range(len(micro.token_T))}
-    out: dict[int, list[int]] = {}
-    for bucket in micro.buckets:
-        for queries, keys in zip(bucket.query_RQ, bucket.key_RK, strict=True):
-            for query in queries[queries >= 0]:
-                assert query not in out, "a position is the query of one run"
-                path = keys[: micro.depth_T[query] + 1]
-                assert path[-1] == query
-                assert (path >= 0).all()
-                out[int(query)] = micro.token_T[path].tolist()
-    assert len(out) == len(micro.token_T)
-    return out
+    return {at: micro.token_T[path].tolist() for at, path in paths(micro).items()}
 
 
 @given(batches(), st.sampled_from(PACKINGS), st.integers(1, 40))

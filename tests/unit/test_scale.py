@@ -190,16 +190,16 @@ def test_a_rank_reads_the_slice_of_the_axes_that_split_a_column() -> None:
 
 def test_what_is_only_described_or_split_among_ranks_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(flowgraph.CheckError) as error:
-        flowgraph.run(GRAPHS / "r3_deepseek_v3.yaml", runs=tmp_path / "runs")
+        flowgraph.run(GRAPHS / "dsa_deepseek_v3_2.yaml", runs=tmp_path / "runs")
     assert {d.code for d in error.value.diagnostics} == {"FG114"}
     assert [" ".join(d.message.split(" ")[:5]) for d in error.value.diagnostics] == [
         "the model of owner rollout,",
         "the model of owner trainer,",
         "owner trainer has 1,024 ranks,",
-        "hop train (hops.replay.train_routed) only describes",
+        "hop train (hops.replay.train_indexed) only describes",
     ]
     assert not (tmp_path / "runs").exists()
-    checked = CliRunner().invoke(main, ["check", str(GRAPHS / "r3_deepseek_v3.yaml")])
+    checked = CliRunner().invoke(main, ["check", str(GRAPHS / "dsa_deepseek_v3_2.yaml")])
     assert checked.stdout.endswith("priced only: train, rollout, trainer\n")
 
 

@@ -55,7 +55,7 @@ async def transformers_fleet(
         return ["-m", "flowgraph.engines.served.serve", *flags]
 
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    checks = Checksums()
+    checks, recordable = Checksums(), channels(directory_facts(Path(model_dir)))
     replicas = [
         HttpReplica(
             f"server {at}",
@@ -66,6 +66,8 @@ async def transformers_fleet(
             saver=True,
             repeatable=True,
             verify=checks,
+            channels=recordable,
+            rerecords=False,
         )
         for at in range(options.processes)
     ]

@@ -49,6 +49,7 @@ class HttpReplica:
     saver: whether the server gives back KV memory when it is told to; without that, release and resume are no-ops
     repeatable: whether it may be told to release what is released, and to resume what was not
     channels: what side channels the model has
+    rerecords: whether it records the tokens of a retracted request anew, as SGLang does; ours keeps what it had
     verify: the checksums that a server must have when it holds the given weights, by its own names; see `verify.py`
     connect: gives the client of an address
     """
@@ -64,12 +65,14 @@ class HttpReplica:
         repeatable: bool = False,
         verify: Any = None,
         channels: Channels | None = None,
+        rerecords: bool = True,
         connect: Callable[[str], Client] = Client,
     ) -> None:
         assert (process is None) == bool(url)
         self.name = name
         self._carrier, self._process, self._saver = carrier, process, saver
-        self._repeatable, self._verify, self._channels = repeatable, verify, channels
+        self._repeatable, self._verify = repeatable, verify
+        self._channels, self._rerecords = channels, rerecords
         self._connect = connect
         self._client = connect(url or "http://127.0.0.1:0")
         self._mode: PauseMode = "retract"
@@ -177,7 +180,7 @@ class HttpReplica:
         if self._channels is None:
             raise ValueError(f"{rid}: nobody knows what side channels the model of {self.url} has")
         # Rows of a retracted request are recorded anew, under the weights of its last tokens, which may be other ones.
-        mixed = meta.num_retractions and len(meta.weight_versions) > 1
+        mixed = self._rerecords and meta.num_retractions and len(meta.weight_versions) > 1
         since = max(0, prompt + meta.weight_versions[-1].start - 1) if mixed else 0
         common: dict[str, Any] = {"rid": rid, "tokens": prompt + response, "since": since}
         side: dict[str, Side] = {}

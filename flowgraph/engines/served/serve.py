@@ -10,13 +10,13 @@ import argparse
 import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
-from flowgraph.engines.protocol import Sampling
+from flowgraph.engines.protocol import Sampling, SideChannel
 from flowgraph.engines.served.deltas import MISMATCH
 from flowgraph.engines.served.verify import digest
 from flowgraph.engines.transformers import TransformersEngine
@@ -42,9 +42,12 @@ class Server:
                 "output_ids": [],
                 "meta_info": {"id": rid, "finish_reason": finish, "input_token_logprobs": pairs},
             }
-        sampling = Sampling(asked["max_new_tokens"], asked["temperature"], tuple(asked["stop"]))
-        key = asked["sampling_seed"] % (1 << 64)
-        out = await self.engine.generate(prompt, sampling, key=key, rid=rid, drawn=body.get("drawn", 0))
+        record = tuple(channel for channel in get_args(SideChannel) if body.get(f"return_{channel}"))
+        sampling = Sampling(asked["max_new_tokens"], asked["temperature"], tuple(asked["stop"]), record)
+        key, start = asked["sampling_seed"] % (1 << 64), body.get("routed_experts_start_len", 0)
+        out = await self.engine.generate(
+            prompt, sampling, key=key, rid=rid, drawn=body.get("drawn", 0), recorded=start
+        )
         edges = [0, *(np.flatnonzero(np.diff(out.versions)) + 1).tolist(), len(out.ids)]
         spans = [
             {"version": str(out.versions[a]), "start": a, "end": b}
@@ -59,6 +62,8 @@ class Server:
             "output_token_logprobs": [[value, id, None] for value, id in chosen],
             "num_retractions": out.retractions,
         }
+        for name, side in out.side.items():  # bytes become base64
+            meta[name] = side.values[start:-1].astype("<i4").tobytes()
         return {"output_ids": out.ids.tolist(), "meta_info": meta}
 
     async def abort(self, body: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, UInt64
+from jaxtyping import Bool, Float32, Int32, Int64, Integer, UInt64
 
 from flowgraph import (
     Array,
@@ -95,7 +95,7 @@ async def rollout_routed(
     return Routed(
         **trajectory(prompt, out, engine)._asdict(),
         recorded=experts.recorded,
-        routed_experts=experts.values.astype(np.int32),
+        routed_experts=experts.values,
     )
 
 
@@ -122,8 +122,8 @@ async def rollout_indexed(
     return Indexed(
         **trajectory(prompt, out, engine)._asdict(),
         recorded=experts.recorded & positions.recorded,
-        routed_experts=experts.values.astype(np.int32),
-        indexer_topk=positions.values.astype(np.int32),
+        routed_experts=experts.values,
+        indexer_topk=positions.values,
     )
 
 
@@ -148,7 +148,7 @@ def train_routed(
     logprobs: Float32[Array, "token"],
     advantages: Annotated[Float32[Array, "token"], TiledOver("leaf", mask="response_mask")],
     recorded: Annotated[Bool[Array, "token"], Mask()],
-    routed_experts: Int32[Array, "token layers top_k"],
+    routed_experts: Integer[Array, "token layers top_k"],
     *,
     learner: Learner,
     loss: Callable[..., Any],
@@ -173,8 +173,8 @@ def train_indexed(
     logprobs: Float32[Array, "token"],
     advantages: Annotated[Float32[Array, "token"], TiledOver("leaf", mask="response_mask")],
     recorded: Annotated[Bool[Array, "token"], Mask()],
-    routed_experts: Int32[Array, "token layers top_k"],
-    indexer_topk: Int32[Array, "token layers index_top_k"],
+    routed_experts: Integer[Array, "token layers top_k"],
+    indexer_topk: Integer[Array, "token layers index_top_k"],
     *,
     learner: Learner,
     loss: Callable[..., Any],

@@ -179,11 +179,11 @@ def values(lengths: list[int], prompt: int) -> dict[str, Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=2), prompt=st.integers(0, 4))
+@given(lengths=st.lists(st.integers(0, 4000), min_size=1, max_size=2), prompt=st.integers(0, 4))
 def test_a_block_takes_no_more_room_than_its_values_have_bytes(lengths: list[int], prompt: int) -> None:
     """What is taken before they are written is all that is needed, but for forms whose size shows only then."""
     for passes in ((), ("encode",)):
-        plan = compile_file(TOY, off=passes)
+        plan = compile_file(TOY, ["dims.response={mean: 2, max: 4000}"], off=passes)
         hop = plan.hops["rollout"]
         outputs = values(lengths, prompt)
         checked = writing.checked(hop, hop.checked, outputs)
@@ -191,6 +191,7 @@ def test_a_block_takes_no_more_room_than_its_values_have_bytes(lengths: list[int
             desk = Desk(memory.open("rollout", ["rollout"])["rollout"], areas(plan)["rollout"])
             stored = desk.store(hop, outputs, checked)
         most = at_most(hop, checked)
+        assert desk.regions["rollout"].levels
         assert stored.nbytes == block_bytes(hop, stored.sizes) <= most <= hop.block_bytes
         assert most - stored.nbytes <= 8 * len(hop.written) + 4 * sum(lengths) + 4 * prompt + 4
 

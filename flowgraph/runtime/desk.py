@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from flowgraph.passes.sizes import COUNT
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Column, Hop
 from flowgraph.runtime import writing
 from flowgraph.runtime.arena import Area, Arena
 from flowgraph.runtime.buddy import Buddy
 from flowgraph.runtime.reading import Inputs
-from flowgraph.spec.forms import Prefix
+from flowgraph.spec.forms import COUNT, Prefix
 
 
 class Stored(NamedTuple):

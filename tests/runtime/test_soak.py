@@ -29,5 +29,5 @@ def test_no_block_is_lost_leaks_or_is_written_over_while_processes_are_killed(
     contents = 2 * AREA.size  # that are drawn and let go of
     assert soak.growth < contents + 4 * MIB, "no process grew"
     assert anonymous(os.getpid()) - before < contents + 4 * MIB
-
-    print(soak.growth, anonymous(os.getpid()) - before, soak.arena, gauge, soak.lost, soak.killed)
+    # What is bounded loosely may take pages to the end of its frame.
+    assert soak.arena[-1] <= gauge.high_water + AREA.size

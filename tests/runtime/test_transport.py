@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,3 +132,21 @@ def test_what_is_open_outlives_the_transport(case: Case) -> None:
     lease = case.put(b"still here")
     case.transport.close()
     assert case.view(lease) == b"still here"
+
+
+WRITES = """
+import ctypes, sys
+import numpy as np
+from flowgraph.runtime.transport import Shared
+view = Shared({"writer": int(sys.argv[1])}).open("reader", ["writer"])["writer"].view
+ctypes.memset(np.frombuffer(view, np.uint8).ctypes.data, 1, 8)
+"""
+
+
+def test_the_kernel_ends_a_reader_that_writes_past_all_types() -> None:
+    memory = Shared.create(SIZES)
+    fd = memory.fds["writer"]
+    done = subprocess.run([sys.executable, "-c", WRITES, str(fd)], pass_fds=[fd], check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert bytes(memory.open("reader", ["writer"])["writer"].view[:8]) == bytes(8)
+    memory.close()

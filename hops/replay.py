@@ -2,12 +2,11 @@
 
 SGLang 0.5 gives it as int32 of all `num_hidden_layers` layers, base64 in the JSON of a reply, when it was started with
 `flags: {enable-return-routed-experts: true}` (or `enable-return-indexer-topk`). The engine's side decodes it to the
-smallest dtype, and marks what was not recorded. The trainers here are described: they say what crosses, no more.
+smallest dtype, and marks what was not recorded.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -16,29 +15,33 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt64
 
 from flowgraph import (
     Array,
+    Backlog,
     Below,
     Dim,
     Engine,
     Generation,
+    Latest,
     Learner,
     Mask,
     RunError,
     Sampling,
+    Scalars,
     Side,
     SideChannel,
-    Tensors,
     TiledOver,
+    TrainRows,
     effect,
 )
-from hops.rollout import trajectory, validate
+from hops.rollout import sample, trajectory, validate
+from hops.train import Trained
 
 
 class Routed(NamedTuple):
-    """A trajectory, and the experts that each token was routed to (routed-expert replay, R3).
+    """A trajectory as `hops.rollout.Trajectory`, and the experts that each token was routed to (expert replay, R3).
 
     routed_experts: of every token in every layer the top-k expert ids; 0 in layers that have no experts
-    recorded: where the engine recorded a row at all, which it does not for the last token; elsewhere ids say nothing,
-    and must not be read as expert 0
+    recorded: where the engine recorded a row at all, which it does not for the last token, nor for any of an empty
+    response; elsewhere ids say nothing, and must not be read as expert 0
     """
 
     tokens: Annotated[Int32[Array, "token"], Below("vocab")]
@@ -46,6 +49,8 @@ class Routed(NamedTuple):
     response_mask: Annotated[Bool[Array, "token"], Mask()]
     versions: Int32[Array, "token"]
     leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
+    metrics: Annotated[dict[str, float], Scalars()]
+    backlog: Annotated[Backlog, Latest()]
     recorded: Annotated[Bool[Array, "token"], Mask()]
     routed_experts: Annotated[Int32[Array, "token layers top_k"], Below("experts")]
 
@@ -62,15 +67,11 @@ class Indexed(NamedTuple):
     response_mask: Annotated[Bool[Array, "token"], Mask()]
     versions: Int32[Array, "token"]
     leaf_offsets: Annotated[Int64[Array, "leaf+1"], Below("token+1")]
+    metrics: Annotated[dict[str, float], Scalars()]
+    backlog: Annotated[Backlog, Latest()]
     recorded: Annotated[Bool[Array, "token"], Mask()]
     routed_experts: Annotated[Int32[Array, "token layers top_k"], Below("experts")]
     indexer_topk: Annotated[Int32[Array, "token layers index_top_k"], Below("token")]
-
-
-class Trained(NamedTuple):
-    """The model after this batch, valid until the next step."""
-
-    weights: Annotated[dict[str, Any], Tensors()]
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
@@ -80,16 +81,22 @@ async def rollout_routed(
     *,
     engine: Engine,
     max_new_tokens: Annotated[int, Dim("response")],
+    layers: Annotated[int, Dim("layers")],
+    top_k: Annotated[int, Dim("top_k")],
     temperature: float = 1.0,
     stop: list[str] | None = None,
+    time_limit: float | None = None,
 ) -> Routed:
     """Sample one response, as `hops.rollout.complete` does, and return the experts that its tokens were routed to."""
     record: tuple[SideChannel, ...] = ("routed_experts",)
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
-    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
-    experts, columns = _side(out, "routed_experts", len(prompt)), trajectory(prompt, out, engine)._asdict()
-    columns = {name: columns[name] for name in Routed._fields if name in columns}
-    return Routed(**columns, recorded=experts.recorded, routed_experts=experts.values.astype(np.int32))
+    out = await sample(prompt, key, engine, sampling, time_limit)
+    experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
+    return Routed(
+        **trajectory(prompt, out, engine)._asdict(),
+        recorded=experts.recorded,
+        routed_experts=experts.values.astype(np.int32),
+    )
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
@@ -99,33 +106,41 @@ async def rollout_indexed(
     *,
     engine: Engine,
     max_new_tokens: Annotated[int, Dim("response")],
+    layers: Annotated[int, Dim("layers")],
+    top_k: Annotated[int, Dim("top_k")],
+    index_top_k: Annotated[int, Dim("index_top_k")],
     temperature: float = 1.0,
     stop: list[str] | None = None,
+    time_limit: float | None = None,
 ) -> Indexed:
     """Sample one response and return routed experts and the indexer's positions, where both were recorded."""
     record: tuple[SideChannel, ...] = ("routed_experts", "indexer_topk")
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
-    out = await engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex)
-    experts, positions = (_side(out, name, len(prompt)) for name in record)
-    columns = trajectory(prompt, out, engine)._asdict()
-    columns = {name: columns[name] for name in Indexed._fields if name in columns}
+    out = await sample(prompt, key, engine, sampling, time_limit)
+    experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
+    positions = _side(out, "indexer_topk", (len(prompt), layers, index_top_k))
     return Indexed(
-        **columns,
+        **trajectory(prompt, out, engine)._asdict(),
         recorded=experts.recorded & positions.recorded,
         routed_experts=experts.values.astype(np.int32),
         indexer_topk=positions.values.astype(np.int32),
     )
 
 
-def _side(out: Generation, name: SideChannel, prompt: int) -> Side:
-    """A side channel of a response. Raises RunError for one without a token, of which nothing was recorded."""
-    if name not in out.side:
-        text = f"the engine recorded no {name}: it sampled no token after a prompt of {prompt} ({out.finish_reason})"
-        raise RunError(text, "lower dims.prompt.max below the model's context")
-    return out.side[name]
+def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Side:
+    """A side channel of a response. Of one without a token nothing was recorded: `empty` is the shape of that.
+
+    Raises RunError where tokens came without the channel.
+    """
+    if name in out.side:
+        return out.side[name]
+    if len(out.ids):
+        text = f"the engine sampled {len(out.ids)} tokens and recorded no {name} ({out.finish_reason})"
+        raise RunError(text, "take an engine that records what `Sampling.record` asks for")
+    return Side(np.zeros(empty, np.uint8), np.zeros(empty[0], np.bool_))
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing replay")
+@effect(uses=Learner, owner="trainer", lifetime="version")
 def train_routed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
@@ -137,13 +152,20 @@ def train_routed(
     *,
     learner: Learner,
     loss: Callable[..., Any],
+    replay: bool = True,
 ) -> Trained:
-    """Train on a batch with the experts that rollout chose, where they were recorded."""
+    """Train on a batch, as `hops.train.step` does, with the experts that rollout chose, where they were recorded.
+
+    replay: false lets the model choose for itself, and only compares.
+    Metrics besides: `recorded`, the share of the tokens that were computed whose routing was recorded, and
+    `routing_mismatch`, the share of these, in all layers with experts, for which training executed others.
+    """
+    side = {"routed_experts": routed_experts}
+    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
+    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
 
 
-@effect(
-    uses=Learner, owner="trainer", lifetime="version", described="a trainer with routing and indexer replay"
-)
+@effect(uses=Learner, owner="trainer", lifetime="version")
 def train_indexed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
@@ -156,5 +178,25 @@ def train_indexed(
     *,
     learner: Learner,
     loss: Callable[..., Any],
+    replay: bool = True,
 ) -> Trained:
-    """Train on a batch with the experts and the attended positions that rollout chose."""
+    """Train on a batch, as `train_routed` does, with the experts and the attended positions that rollout chose.
+
+    One metric more: `indexer_mismatch`, of the positions what `routing_mismatch` is of the experts.
+    """
+    side = {"routed_experts": routed_experts, "indexer_topk": indexer_topk}
+    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
+    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
+
+
+def _rows(
+    tokens: np.ndarray[Any, Any],
+    leaf_offsets: np.ndarray[Any, Any],
+    response_mask: np.ndarray[Any, Any],
+    logprobs: np.ndarray[Any, Any],
+    advantages: np.ndarray[Any, Any],
+    side: dict[str, np.ndarray[Any, Any]],
+    recorded: np.ndarray[Any, Any],
+) -> TrainRows:
+    fields = {"advantages": np.array(advantages), "logprobs": np.array(logprobs)}
+    return TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded)

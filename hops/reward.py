@@ -105,6 +105,11 @@ def reasoning_gym(
         return 0.0
 
 
+def printable(completion: str, ground_truth: Any) -> float:
+    """The share of its characters that are printable ASCII; 0 for none. Even a model of random weights gets some."""
+    return sum(" " <= character <= "~" for character in completion) / max(1, len(completion))
+
+
 def answer_of(completion: str, ground_truth: Any) -> str:
     """The completion up to its first newline, stripped; all of it when the ground truth has several lines.
 

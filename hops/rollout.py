@@ -86,8 +86,18 @@ async def complete(
     dropped; `engine_running`, `engine_waiting` and `engine_kv_used`, the engine's load when it ended.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
-    out = await within(time_limit, engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex))
-    return trajectory(prompt, out, engine)
+    return trajectory(prompt, await sample(prompt, key, engine, sampling, time_limit), engine)
+
+
+async def sample(
+    prompt: np.ndarray[Any, Any],
+    key: np.ndarray[Any, Any],
+    engine: Engine,
+    sampling: Sampling,
+    time_limit: float | None,
+) -> Generation:
+    """One response to one prompt. Raises Rejected("time limit") when it takes longer."""
+    return await within(time_limit, engine.generate(prompt, sampling, key=int(key), rid=uuid.uuid4().hex))
 
 
 async def within(seconds: float | None, what: Awaitable[T]) -> T:

@@ -47,10 +47,11 @@ class Learner(Protocol):
         loss, grad_norm (before clipping), lr, entropy, tokens (masked), rows (with a masked token), skipped,
         and those of the loss. A batch whose mask is all false takes no step and says so with skipped=1.
 
-        With the side channel `routed_experts` the forward takes the experts that are recorded, and its own where none
-        are; the gradient flows through the weights that the router now gives them. Without `replay` it always takes
-        its own. Metrics either way: routing_recorded, the share of computed tokens that were recorded, and
-        routing_mismatch, the share of these, in all layers with experts, for which it executed others.
+        With the side channels `routed_experts` and `indexer_topk` the forward takes the experts, and attends to the
+        positions, that are recorded, and its own choice where none is; the gradient flows through the weights that the
+        router gives those experts now. Without `replay` it always takes its own. Metrics either way: recorded, the
+        share of computed tokens that were recorded, and routing_mismatch and indexer_mismatch, the share of these, in
+        all layers that choose, for which it executed another set.
 
         Raises ValueError naming the row for a row without a prompt token before its first masked token, an
         unordered offset, a shape mismatch, a token outside the vocabulary, a row longer than the model's

@@ -1,70 +1,141 @@
-"""Replay: the learner's forward passes take the experts that rollout chose, and say where they executed others.
+"""Replay: the learner's forward passes choose what rollout chose, and say where they executed something else.
 
-Shapes: T packed positions; L layers; K experts of a token in a layer.
+Shapes: T packed positions, G of them recorded; L layers, of which M make this choice; K choices of a token in a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from flowgraph.models.choices import Choices
+from flowgraph.models.choices import Captured, Choices
+from flowgraph.models.positions import Attended, Positions
 
-from .pack import Micro
+from .pack import Ints, Micro
 from .protocol import Rows
-from .side import differs, lay
+from .side import Bools, differs, lay, lay_positions
 
-ROUTED = "routed_experts"
+
+class Channel(Protocol):
+    """One side channel of a loaded model. metric: of how much was executed otherwise than recorded."""
+
+    metric: str
+
+    @property
+    def model(self) -> Choices | Positions: ...
+
+    def lay(self, micro: Micro, values: Any, recorded: Bools) -> tuple[Ints, Bools]:
+        """What to put in, [T, L, K], and where: bool[T]."""
+        ...
+
+    def differs(self, executed_GLK: Ints, put_GLK: Ints, at_G: Ints) -> Bools:
+        """bool[G, M]: whether they differ as sets. at_G: the tokens' packed positions."""
+        ...
+
+
+class _Experts:
+    metric = "routing_mismatch"
+
+    def __init__(self, model: Any) -> None:
+        self.model = Choices(model)
+        self._layers = list(self.model.moe_layers)
+
+    def lay(self, micro: Micro, values: Any, recorded: Bools) -> tuple[Ints, Bools]:
+        return lay(micro, values, recorded)
+
+    def differs(self, executed_GLK: Ints, put_GLK: Ints, at_G: Ints) -> Bools:
+        return differs(executed_GLK[:, self._layers], put_GLK[:, self._layers])
+
+
+class _Indexed:
+    metric = "indexer_mismatch"
+
+    def __init__(self, model: Any) -> None:
+        self.model = Positions(model)
+
+    def lay(self, micro: Micro, values: Any, recorded: Bools) -> tuple[Ints, Bools]:
+        found = lay_positions(micro, values, recorded)
+        return found.at_TLK, found.given_T
+
+    def differs(self, executed_GLK: Ints, put_GLK: Ints, at_G: Ints) -> Bools:
+        own_G11 = at_G[:, None, None]  # what lies behind a token is masked: it is no choice
+        return differs(np.minimum(executed_GLK, own_G11), put_GLK)
+
+
+CHANNELS: dict[str, Callable[[Any], Channel]] = {"routed_experts": _Experts, "indexer_topk": _Indexed}
+
+
+def channel(name: str, model: Any) -> Channel:
+    """Raises ValueError for an unknown one, ModelError for a model that has no such choice."""
+    if name not in CHANNELS:
+        raise ValueError(f"a learner replays {' and '.join(CHANNELS)}, and no {name}")
+    return CHANNELS[name](model)
 
 
 class Replay:
-    """The routing of one batch, over all its forward passes.
+    """The side channels of one batch, over all its forward passes.
 
-    rows: with the side channel `routed_experts` [token, layer, k], as `flowgraph.engines.protocol.Side` has it
-    force: put it in where it was recorded; else it is only compared with what the model chooses
+    rows: with side channels as `flowgraph.engines.protocol.Side` has them; channels: those of the model
+    force: put them in where they were recorded; else they are only compared with what the model chooses
 
-    Raises ValueError for another side channel, or one that doesn't fit the model.
+    Raises ValueError for one that doesn't fit the model.
     """
 
-    def __init__(self, choices: Choices, rows: Rows, *, force: bool) -> None:
-        if unknown := sorted(set(rows.side) - {ROUTED}):
-            raise ValueError(f"this learner replays {ROUTED}, and no {unknown[0]}")
-        self._values, self._force, self._choices = rows.side[ROUTED], force, choices
+    def __init__(self, channels: Mapping[str, Channel], rows: Rows, *, force: bool) -> None:
         assert rows.recorded is not None
-        self._recorded = rows.recorded
-        wanted = [choices.layers, choices.top_k]
-        if list(self._values.shape[1:]) != wanted:
-            raise ValueError(
-                f"{ROUTED} must be [token, {wanted[0]} layers, {wanted[1]}] for this model, not "
-                f"{list(self._values.shape)}"
-            )
-        self._laid = self._given = self._compared = self._differ = 0
+        self._rows, self._recorded, self._force = rows, rows.recorded, force
+        self._channels = {name: channels[name] for name in rows.side}
+        for name, one in self._channels.items():
+            wanted = [one.model.layers, one.model.top_k]
+            if list(rows.side[name].shape[1:]) != wanted:
+                raise ValueError(
+                    f"{name} must be [token, {wanted[0]} layers, {wanted[1]}] for this model, not "
+                    f"{list(rows.side[name].shape)}"
+                )
+        self._laid = self._given = 0
+        self._compared = dict.fromkeys(self._channels, 0)
+        self._differ = dict.fromkeys(self._channels, 0)
 
     @contextmanager
     def forward(self, micro: Micro) -> Iterator[None]:
-        """Around one forward pass of this micro-batch. However it ends, routers choose for themselves afterwards."""
-        values_TLK, given_T = lay(micro, self._values, self._recorded)
+        """Around one forward pass of this micro-batch. However it ends, the model chooses for itself afterwards."""
+        sides = [(name, one, self._rows.side[name]) for name, one in self._channels.items()]
+        laid = {name: one.lay(micro, values, self._recorded) for name, one, values in sides}
         with ExitStack() as inside:
             if self._force:
-                forced = torch.from_numpy(values_TLK), torch.from_numpy(given_T)
-                inside.enter_context(self._choices.force(*forced))
-            executed = inside.enter_context(self._choices.capture())
+                for name, one in self._channels.items():
+                    put_TLK, given_T = laid[name]
+                    inside.enter_context(
+                        one.model.force(torch.from_numpy(put_TLK), torch.from_numpy(given_T))
+                    )
+            executed: dict[str, Captured | Attended] = {}
+            for name, one in self._channels.items():
+                model: Any = one.model
+                executed[name] = inside.enter_context(model.capture())
             yield
-        layers = list(self._choices.moe_layers)
-        wrong_GM = differs(executed.indices.numpy()[given_T][:, layers], values_TLK[given_T][:, layers])
-        self._laid += int((micro.source_T >= 0).sum())
-        self._given += len(wrong_GM)
-        self._compared += wrong_GM.size
-        self._differ += int(wrong_GM.sum())
+        for name, one in self._channels.items():
+            put_TLK, given_T = laid[name]
+            executed_GLK = executed[name].indices.numpy()[given_T]
+            wrong_GM = one.differs(executed_GLK, put_TLK[given_T], np.flatnonzero(given_T))
+            self._compared[name] += wrong_GM.size
+            self._differ[name] += int(wrong_GM.sum())
+        real_T = micro.source_T >= 0
+        self._laid += int(real_T.sum())
+        self._given += int(self._recorded[micro.source_T[real_T]].sum())
 
     def metrics(self) -> dict[str, float]:
         """Over the tokens that were computed, a prefix that rows share once.
 
-        routing_recorded: the share of them whose routing was recorded
-        routing_mismatch: of these, in every layer that has experts, the share whose executed experts are others than
-        the recorded ones, as sets; left out where nothing was recorded
+        recorded: the share of them of which rollout's choices were recorded
+        routing_mismatch, indexer_mismatch: of these, in every layer that makes the choice, the share for which another
+        set was executed than the recorded one; left out where nothing was recorded
         """
-        found = {"routing_recorded": self._given / max(1, self._laid)}
-        return found | ({"routing_mismatch": self._differ / self._compared} if self._compared else {})
+        found = {"recorded": self._given / max(1, self._laid)}
+        compared = [name for name, count in self._compared.items() if count]
+        return found | {
+            self._channels[name].metric: self._differ[name] / self._compared[name] for name in compared
+        }

@@ -89,6 +89,14 @@ def _first_of_its_kind(values_TLK: npt.NDArray[Any]) -> Bools:
 
 
 def differs(one_TLK: npt.NDArray[np.integer[Any]], other_TLK: npt.NDArray[np.integer[Any]]) -> Bools:
-    """bool[T, L]: whether two choices differ as sets."""
-    out: Bools = np.any(np.sort(one_TLK, axis=-1) != np.sort(other_TLK, axis=-1), axis=-1)
+    """bool[T, L]: whether two choices, each of its own number, differ as sets."""
+    width = max(one_TLK.shape[-1], other_TLK.shape[-1])
+    out: Bools = np.any(_as_set(one_TLK, width) != _as_set(other_TLK, width), axis=-1)
     return out
+
+
+def _as_set(values_TLK: npt.NDArray[Any], width: int) -> Ints:
+    """Ascending, each once, -1 for the rest."""
+    once_TLK = np.where(_first_of_its_kind(values_TLK), values_TLK, -1).astype(np.int64)
+    more = ((0, 0), (0, 0), (0, width - values_TLK.shape[-1]))
+    return np.sort(np.pad(once_TLK, more, constant_values=-1), axis=-1)

@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flowgraph.models.choices import Choices
 from flowgraph.models.directory import read_tensors
 from flowgraph.models.names import weights_of
+from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
@@ -33,7 +33,7 @@ from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
 from .pack import pack as pack_rows
 from .protocol import Rows, TokenLoss
-from .replay import Replay
+from .replay import Channel, Replay, channel
 from .save import save_model
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TorchLearner:
     dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
     pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
     temperature: logits are divided by it, as they were when sampled
-    weights_dtype: of the weights that it gives away; None for its own
+    weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
 
     Deterministic: the same inputs give the same bits for the same number of threads.
@@ -77,8 +77,13 @@ class TorchLearner:
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
-        self._given: torch.dtype = getattr(torch, weights_dtype or dtype)
-        self._choices: Choices | None = None
+        self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
+        self._channels: dict[str, Channel] = {}
+        if pack == "tree" and has_indexer(self._model):
+            raise NotImplementedError(
+                f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
+                "indexer chooses; use pack='padded'"
+            )
         self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
         self._embedding = _tied_embedding(self._model)
@@ -105,7 +110,7 @@ class TorchLearner:
         """
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         micros = pack_rows(rows, self._pack, self._max_tokens)
-        routing = self._routing(rows, replay)
+        chosen = self._replay(rows, replay)
         tokens = int(rows.mask.sum())
         metrics = {
             "tokens": float(tokens),
@@ -120,7 +125,7 @@ class TorchLearner:
         sums: dict[str, float] = {}
         try:
             for micro in micros:
-                for name, value in self._backward(micro, rows, loss, tokens, routing).items():
+                for name, value in self._backward(micro, rows, loss, tokens, chosen).items():
                     sums[name] = sums.get(name, 0.0) + value
                 if len(micros) > 1:
                     self._optimizer.accumulate()
@@ -128,18 +133,17 @@ class TorchLearner:
             self._optimizer.drop()
             raise
         norm, lr = self._optimizer.step()
-        metrics |= routing.metrics() if routing else {}
+        metrics |= chosen.metrics() if chosen else {}
         return {**sums, **metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
 
-    def _routing(self, rows: Rows, replay: bool) -> Replay | None:
-        if not rows.side:
-            return None
-        if self._choices is None:
-            self._choices = Choices(self._model)
-        return Replay(self._choices, rows, force=replay)
+    def _replay(self, rows: Rows, force: bool) -> Replay | None:
+        for name in rows.side:
+            if name not in self._channels:
+                self._channels[name] = channel(name, self._model)
+        return Replay(self._channels, rows, force=force) if rows.side else None
 
     def _backward(
-        self, micro: Micro, rows: Rows, loss: TokenLoss, total: int, routing: Replay | None
+        self, micro: Micro, rows: Rows, loss: TokenLoss, total: int, chosen: Replay | None
     ) -> dict[str, float]:
         """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
         fields = {name: _tensor(values) for name, values in select(micro, dict(rows.fields)).items()}
@@ -148,7 +152,7 @@ class TorchLearner:
         embedded_BLD = self._embedding(token_BL) if self._embedding else None
         if embedded_BLD is not None:
             inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
-        hidden_UD = self._hidden(inputs, micro, routing)
+        hidden_UD = self._hidden(inputs, micro, chosen)
         result = self._head.backward(hidden_UD.detach(), _targets(micro), fields, loss, total)
         torch.autograd.backward(hidden_UD, result.dhidden_UD)
         if self._embedding and embedded_BLD is not None:
@@ -156,12 +160,12 @@ class TorchLearner:
             self._embedding.backward(token_BL, embedded_BLD.grad)
         return {**result.metrics, "loss": result.loss, "entropy": result.entropy}
 
-    def _forward(self, micro: Micro, routing: Replay | None = None) -> Tensor:
+    def _forward(self, micro: Micro, chosen: Replay | None = None) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        return self._hidden(_inputs(micro, self._model.dtype), micro, routing)
+        return self._hidden(_inputs(micro, self._model.dtype), micro, chosen)
 
-    def _hidden(self, inputs: dict[str, Any], micro: Micro, routing: Replay | None) -> Tensor:
-        with routing.forward(micro) if routing else nullcontext():
+    def _hidden(self, inputs: dict[str, Any], micro: Micro, chosen: Replay | None) -> Tensor:
+        with chosen.forward(micro) if chosen else nullcontext():
             out = self._backbone(**inputs)
         hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
         return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
@@ -170,16 +174,16 @@ class TorchLearner:
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        out, routing = np.zeros(len(rows.tokens), np.float32), self._routing(rows, replay)
+        out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
         for micro in pack_rows(rows, self._pack, self._max_tokens):
-            hidden_UD = self._forward(micro, routing)
+            hidden_UD = self._forward(micro, chosen)
             out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
         return out
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
         found = weights_of(self._model, self._names)
-        return {name: tensor.to(self._given) for name, tensor in found.items()}
+        return {name: tensor.to(self._given) for name, tensor in found.items()} if self._given else found
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""
@@ -187,7 +191,7 @@ class TorchLearner:
 
     def close(self) -> None:
         """Free the model and the optimiser. Harmless when repeated."""
-        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer", "_choices"):
+        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer", "_channels"):
             self.__dict__.pop(name, None)
 
 

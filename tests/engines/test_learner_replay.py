@@ -74,7 +74,7 @@ def test_training_executes_what_was_recorded_whatever_it_is(
     trained = learner(models[kind], how, dtype, max_tokens=24)
     found = trained.step(rows, LOSS)
     assert found["routing_mismatch"] == 0
-    assert found["routing_recorded"] == 1
+    assert found["recorded"] == 1
     without = learner(models[kind], how, dtype, max_tokens=24).step(rows, LOSS, replay=False)
     assert without["routing_mismatch"] > 0.9  # a random choice is seldom its own
     assert without["logprob_gap"] != found["logprob_gap"]
@@ -169,7 +169,7 @@ def test_rows_of_which_nothing_was_recorded_train_as_without_a_channel(models: d
     rows = rows._replace(recorded=np.zeros(len(rows.tokens), np.bool_))
     one, other = learner(models["u8"]), learner(models["u8"])
     found = one.step(rows, LOSS)
-    assert found.pop("routing_recorded") == 0
+    assert found.pop("recorded") == 0
     assert found == other.step(plain, LOSS)  # with no mismatch, as nothing was compared
     assert digest(one.weights()) == digest(other.weights())
 
@@ -188,5 +188,7 @@ def test_a_channel_that_cannot_be_replayed_is_refused_by_name(tiny: Path, models
         learner(tiny).step(rows, LOSS)
     with pytest.raises(ValueError, match=r"must be \[token, 3 layers, 4\] for this model, not \[\d, 3, 2\]"):
         learner(models["u16"]).step(rows, LOSS)
-    with pytest.raises(ValueError, match="replays routed_experts, and no indexer_topk"):
+    with pytest.raises(ValueError, match="replays routed_experts and indexer_topk, and no other"):
+        learner(models["u8"]).step(rows._replace(side={"other": values}), LOSS)
+    with pytest.raises(ModelError, match="Qwen3MoeForCausalLM has 0 indexers in 3 layers"):
         learner(models["u8"]).step(rows._replace(side={"indexer_topk": values}), LOSS)

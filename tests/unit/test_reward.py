@@ -345,6 +345,10 @@ def test_every_task_scores_its_own_answer_as_reasoning_gym_does() -> None:
         assert 0 <= reward.reasoning_gym("seven (\n", given.ground_truth, **given.columns) <= 1, task
 
 
+def test_printable_is_the_share_of_printable_characters() -> None:
+    assert [reward.printable(text, None) for text in ("", "ab 1", "a\n", "\ufffd\x00é~")] == [0, 1, 0.5, 0.25]
+
+
 def test_exact_compares_one_line_unless_the_truth_has_several() -> None:
     assert reward.exact(" 3 \n4", 3) == 1
     assert reward.exact(" 3 \n4", "3") == 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 from click.testing import CliRunner
+from jaxtyping import Float32, Int32
 
 import flowgraph
+from flowgraph import Array, Learner, Tensors, effect
 from flowgraph.cli import main
 from flowgraph.errors import ModelError
 from flowgraph.models import ensure, facts
@@ -188,18 +192,32 @@ def test_a_rank_reads_the_slice_of_the_axes_that_split_a_column() -> None:
     assert {k: s.mean for k, s in seams.items()} == {k: s.mean for k, s in plain.items()}
 
 
+@effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer elsewhere")
+def trains_elsewhere(
+    advantages: Float32[Array, "token"],
+    routed_experts: Int32[Array, "token layers top_k"],
+    *,
+    learner: Learner,
+) -> Annotated[dict[str, Any], Tensors()]:
+    """Says what crosses, no more."""
+
+
 def test_what_is_only_described_or_split_among_ranks_does_not_run(tmp_path: Path) -> None:
+    graph = tmp_path / "described.yaml"
+    shutil.copy(GRAPHS / "r3_deepseek_v3.yaml", graph)
+    use, inputs = f"{__name__}.trains_elsewhere", "{advantages: advantage, routed_experts: batch}"
+    described = f"hops.train={{use: {use}, in: {inputs}}}"
     with pytest.raises(flowgraph.CheckError) as error:
-        flowgraph.run(GRAPHS / "dsa_deepseek_v3_2.yaml", runs=tmp_path / "runs")
+        flowgraph.run(graph, runs=tmp_path / "runs", overrides=[described])
     assert {d.code for d in error.value.diagnostics} == {"FG114"}
-    assert [" ".join(d.message.split(" ")[:5]) for d in error.value.diagnostics] == [
+    assert {" ".join(d.message.split(" ")[:5]) for d in error.value.diagnostics} == {
         "the model of owner rollout,",
         "the model of owner trainer,",
         "owner trainer has 1,024 ranks,",
-        "hop train (hops.replay.train_indexed) only describes",
-    ]
+        f"hop train ({use}) only describes",
+    }
     assert not (tmp_path / "runs").exists()
-    checked = CliRunner().invoke(main, ["check", str(GRAPHS / "dsa_deepseek_v3_2.yaml")])
+    checked = CliRunner().invoke(main, ["check", str(graph), "--set", described])
     assert checked.stdout.endswith("priced only: train, rollout, trainer\n")
 
 

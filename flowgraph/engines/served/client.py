@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,7 @@ from flowgraph.engines.sync import ReplicaError
 
 # Shorter than a server's own (uvicorn: 5 s), so that we never send on a connection which it is about to close.
 KEEP_ALIVE = 3.0
+LARGE = 1 << 20  # bytes above which aiohttp wants a stream
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
@@ -52,6 +54,8 @@ class Client:
         try:
             plain = isinstance(body, bytes | bytearray)
             data = body if plain or body is None else msgspec.json.encode(body)
+            if data is not None and len(data) > LARGE:
+                data = io.BytesIO(data)
             headers = {"content-type": BYTES if plain else JSON}
             async with self._session.request(
                 method, self.url + path, data=data, headers=headers, timeout=timeout

@@ -51,3 +51,23 @@ def test_it_trains_to_the_same_bits_with_and_without_passes_in_one_process_and_i
     assert run(tmp_path / "b", overrides=small, executor="processes") == one
     assert run(tmp_path / "c", overrides=small, executor="inproc", no_pass=PASSES) == one
     assert run(tmp_path / "d", overrides=small, executor="inproc", verify=True) == one
+
+
+BEHIND = {"hops.dispatch.in.version.max_lag": 2, "hops.batch.capacity": 1}
+MODEL = {f"owners.{owner}.model": "tiny-moe-300" for owner in ("rollout.engine", "trainer.learner")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "more",
+    [MODEL, BEHIND, BEHIND | {"hops.sync.with.pause": "in_place"}, {"owners.rollout.engine.processes": 1}],
+    ids=["300 experts", "retracted", "in place", "in a server"],
+)
+def test_no_routing_differs_whatever_became_of_requests_under_way(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Where weights change meanwhile, a row is what was chosen when its token was first computed, and is replayed."""
+    steps, _ = run(tmp_path, overrides=SMALL | more, executor="processes")
+    assert [step["train.routing_mismatch"] for step in steps] == [0] * 5
+    assert [step["train.recorded"] for step in steps] == [1] * 5

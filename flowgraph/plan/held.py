@@ -47,6 +47,22 @@ def held(plan: Plan, owner: Owner) -> Iterator[Held]:
                 yield Held(kind, None if model is None else nbytes)
 
 
+def host_bytes(plan: Plan) -> int:
+    """Bytes of this machine's memory that all processes are sure to hold beside their arenas.
+
+    What lies on a GPU is not counted, and a model that is unknown isn't either.
+    """
+    return sum(one.nbytes or 0 for o in plan.owners.values() for one in held(plan, o) if not _on_gpu(o, one))
+
+
+def _on_gpu(owner: Owner, one: Held) -> bool:
+    return (
+        isinstance(owner.engine, SglangOptions)
+        and owner.engine.device == "cuda"
+        and one.kind in ("engine weights", "KV cache")
+    )
+
+
 def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:
     """In its process and in its servers here. SGLang's cache on a GPU takes what is free there: at least a full context
     for every slot is what serves them all.

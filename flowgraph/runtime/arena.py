@@ -1,11 +1,13 @@
 """Shared memory: one `memfd` an owner, without a name, so nothing is left to unlink however a run ends.
 
-The driver holds the descriptors and is the only allocator. Each hop has a region of equal slots, sized by the
-compiler from the bound of its block, so that nothing fragments and a slot's index is its whole state.
+The driver holds the descriptors. Each hop has an area of its own in the arena of whoever writes its blocks, as large as
+the blocks that may be alive at once, each at its bound. An area is address space: a page is taken when a block first
+lies in it, and stays until the run ends.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -14,26 +16,88 @@ from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
 from flowgraph.memory import available
+from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.spec.units import size_text
 
+MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+CHUNK = 1 << 18  # bytes taken at once: about 0.1 ms, half of what a fault for each page takes
+
+
+class Area(NamedTuple):
+    """Where a hop's blocks lie in an arena: `frames` of `size` bytes."""
+
+    base: int
+    size: int
+    frames: int
+
 
 class Arena:
-    """A mapping of one owner's arena. `view` covers it all; a size of 0 maps one page."""
+    """A mapping of one owner's arena. `view` covers it all; a size of 0 maps one page.
 
-    def __init__(self, fd: int) -> None:
-        self.map = mmap.mmap(fd, os.fstat(fd).st_size)
+    writable: else the kernel refuses a write, by a signal; taken: whether each chunk's pages have been taken
+    """
+
+    def __init__(self, fd: int, *, writable: bool = True) -> None:
+        self.size = os.fstat(fd).st_size
+        self.map = mmap.mmap(fd, self.size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         self.view = memoryview(self.map)
+        self.taken = bytearray(-(-self.size // CHUNK))
+
+    def populate(self, start: int, nbytes: int) -> None:
+        """Take the pages of these bytes, where that was not done before, at once and not by a fault each.
+
+        Raises MemoryShort when there is no memory for them. A kernel that can't do it gives each page on its first use.
+        """
+        for chunk in range(start // CHUNK, -(-(start + nbytes) // CHUNK)):
+            if self.taken[chunk]:
+                continue
+            self.taken[chunk] = True
+            begin = chunk * CHUNK
+            try:
+                self.map.madvise(MADV_POPULATE_WRITE, begin, min(CHUNK, self.size - begin))
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    continue
+                message = f"an arena of {size_text(self.size)} can't take {size_text(CHUNK)} more"
+                raise MemoryShort(
+                    f"{message}: {error.strerror}", "let less else run on this machine"
+                ) from error
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the chunks that were taken."""
+        return min(self.size, sum(self.taken) * CHUNK)
+
+
+def areas(plan: Plan) -> dict[str, dict[str, Area]]:
+    """Owner → hop → where its blocks lie in that owner's arena, in plan order.
+
+    A hop has an area where it writes them and, when they pass through the driver, one where they are read.
+    """
+    base: dict[str, int] = dict.fromkeys(plan.owners, 0)
+    out: dict[str, dict[str, Area]] = {name: {} for name in plan.owners}
+    for name, hop in plan.hops.items():
+        for place in dict.fromkeys((hop.owner, hop.home)):
+            out[place][name] = Area(base[place], hop.block_bytes, hop.slots)
+            base[place] += hop.block_bytes * hop.slots
+    return out
 
 
 def create(plan: Plan) -> dict[str, int]:
-    """One memfd an owner → its descriptor. Raises MemoryShort when the machine can't hold them, with both sizes."""
-    total = sum(o.arena_bytes for o in plan.owners.values())
-    free = available()
-    if total > free:
+    """One memfd an owner → its descriptor.
+
+    Raises MemoryShort when the machine can't hold them beside what engines and learners are sure to take.
+    """
+    total, beside, free = sum(o.arena_bytes for o in plan.owners.values()), host_bytes(plan), available()
+    if total + beside > free:
+        also = f" and the engines and learners {size_text(beside)}" if beside else ""
+        smaller = "lower dims.response.max, dims.group or max_lag"
         raise MemoryShort(
-            f"the arenas take {size_text(total)}, and {size_text(free)} of memory are available",
-            "lower dims.response.max, dims.group or max_lag",
+            f"the arenas take {size_text(total)}{also}, and {size_text(free)} of memory are available",
+            smaller
+            if total > free or not beside
+            else f"{smaller}, an engine's slots, or name a smaller model",
         )
     fds = {}
     for name, owner in plan.owners.items():
@@ -54,55 +118,6 @@ def arenas(plan: Plan) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-class Slots:
-    """The driver's ledger of one hop's region: which slots are free. Lowest offset first, so runs repeat."""
-
-    def __init__(self, base: int, size: int, count: int) -> None:
-        self.size = size
-        self.free = [base + i * size for i in reversed(range(count))]
-        self.capacity = count
-
-    @property
-    def live(self) -> int:
-        return self.capacity - len(self.free)
-
-    def can_allocate(self) -> bool:
-        return bool(self.free)
-
-    def allocate(self) -> int:
-        return self.free.pop()
-
-    def release(self, offset: int) -> None:
-        self.free.append(offset)
-
-
-class Regions(NamedTuple):
-    """Every hop's slots where its blocks are read, and where it writes them; the same but for what is relayed."""
-
-    homes: dict[str, Slots]
-    desks: dict[str, Slots]
-
-
-def regions(plan: Plan) -> Regions:
-    """Every hop's region of each arena, in plan order."""
-    base: dict[str, int] = dict.fromkeys(plan.owners, 0)
-    out = Regions({}, {})
-    for name, hop in plan.hops.items():
-        for place in dict.fromkeys((hop.owner, hop.home)):
-            slots = Slots(base[place], hop.block_bytes, hop.slots)
-            base[place] += hop.block_bytes * hop.slots
-            if place == hop.owner:
-                out.desks[name] = slots
-            if place == hop.home:
-                out.homes[name] = slots
-    return out
-
-
-def no_regions(plan: Plan) -> Regions:
-    """For who drives a ring without payload: nobody writes anywhere."""
-    nowhere = {name: Slots(0, 0, 0) for name in plan.hops}
-    return Regions(nowhere, nowhere)
-
-
-def map_all(fds: Mapping[str, int]) -> dict[str, Arena]:
-    return {name: Arena(fd) for name, fd in fds.items()}
+def map_all(fds: Mapping[str, int], owner: str) -> dict[str, Arena]:
+    """These arenas as `owner` sees them: its own to write, the others to read."""
+    return {name: Arena(fd, writable=name == owner) for name, fd in fds.items()}

@@ -90,9 +90,8 @@ class InProcess:
 
     def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
         os.environ.update(environment())
-        mapped = map_all(fds)
         for owner in worker_owners(plan):
-            arenas = {name: mapped[name] for name in plan.owners[owner].maps}
+            arenas = map_all({name: fds[name] for name in plan.owners[owner].maps}, owner)
             reply = functools.partial(self._reply, owner)
             self.workers[owner] = Worker(plan, owner, models, arenas, reply, self.logs)
 

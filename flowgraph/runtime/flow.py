@@ -23,7 +23,7 @@ from flowgraph.passes.sizes import rows_per_step
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.folds import Fold, Folds, listed
 from flowgraph.runtime.ledger import MOVES, Ledger
-from flowgraph.runtime.rows import Record, Table
+from flowgraph.runtime.rows import Kept, Record, Table
 from flowgraph.spec.types import Dropped, Row
 
 IN_VAIN = 1000  # batches' worth of trajectories that may be dropped before a step is made of others
@@ -94,8 +94,8 @@ class Flow(ABC):
         """What a fold reads of rows that it is shown: port → key of the row → value."""
 
     @abstractmethod
-    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
-        """Keep the columns of a row that a fold made. Returns where the block lies (-1: nowhere), and its sizes."""
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[Kept | None, tuple[int, ...]]:
+        """Keep the columns of a row that a fold made. Returns the block, if there is one, and its sizes."""
 
     @abstractmethod
     def begin(self, hop: Hop, record: Record) -> None:
@@ -330,8 +330,8 @@ class Flow(ABC):
             self.ledger.register(record)
             if self.table.sampling[0] is not record.parents[0]:  # a later group, most likely
                 self.table.close_groups_before(parents[0])
-        offset, sizes = self.write(record, hop, item)
-        self.give(record, hop.name, offset, sizes)
+        kept, sizes = self.write(record, hop, item)
+        self.give(record, hop.name, kept, sizes)
 
     def _consume(self, row: Row, by: str) -> None:
         record = self.table.live["trajectory"].get(row.key)
@@ -348,13 +348,13 @@ class Flow(ABC):
             raise LedgerError(text, f"let {by} drop what is older when it makes a step")
         record.closed = True
 
-    def give(self, record: Record, hop: str, offset: int = -1, sizes: tuple[int, ...] = ()) -> None:
+    def give(self, record: Record, hop: str, kept: Kept | None = None, sizes: tuple[int, ...] = ()) -> None:
         """A hop is done with a row: the row is due for every hop that waited for just this, and folds are told.
 
-        offset: of its block, -1 where it wrote none
+        kept: its block, None where it wrote none
         """
-        if sizes or offset >= 0:
-            self.table.give(record, hop, offset, sizes)
+        if sizes or kept is not None:
+            self.table.give(record, hop, kept, sizes)
         for events, port in self.folds.told[hop]:  # who watches its rows as events learns of it at once
             events.append((port, record.row))
         self._leave(record, hop)

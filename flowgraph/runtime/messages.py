@@ -11,7 +11,7 @@ import msgspec
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """The descriptor of one row's record of one hop: where it starts in the owner's arena, and its sizes (Hop.dims)."""
+    """The descriptor of one row's record of one hop: where it starts in its home's arena, and its sizes (Hop.dims)."""
 
     offset: int
     sizes: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     key: of the row it works on (-1: none). blocks: producer → one block a row, in row order
     leaves: leaves of each row, when rows are gathered. values: small inputs by port
-    leases: hop → offset of the block for its outputs, for each that writes one
+    over: hop → offsets of blocks in the worker's arena that nobody reads any more
     omit: "hop.column" not to write this time
     """
 
@@ -42,7 +42,7 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     blocks: dict[str, list[Block]]
     leaves: list[int]
     values: dict[str, Any]
-    leases: dict[str, int]
+    over: dict[str, list[int]]
     omit: tuple[str, ...] = ()
 
 
@@ -72,10 +72,13 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Part(msgspec.Struct, array_like=True, frozen=True):
     """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
 
+    offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block
     homes: the bytes read, by the owner in whose memory they lie
     """
 
     hop: str
+    offset: int
+    nbytes: int
     sizes: tuple[int, ...]
     values: dict[str, Any]
     scalars: dict[str, float]

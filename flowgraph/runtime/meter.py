@@ -134,6 +134,7 @@ class Meter:
             "depths": of_step,
             "dropped": dict(flow.ledger.counts.dropped),
             "shares": self.shares.step(now),
+            "arenas": {owner: gauge.now() for owner, gauge in flow.table.gauges.items() if gauge.size},
             **_mean([one.scalars for one in members]),
             **record.scalars,
             **self._levels(flow),
@@ -148,7 +149,7 @@ class Meter:
             if self.plan.hops[producer].kind == "fold" and isinstance(value, int)
         }
 
-    def run(self) -> dict[str, Any]:
+    def run(self, flow: Flow) -> dict[str, Any]:
         """The same of the whole run."""
         now = time.monotonic()
         busy = self.shares.busy_seconds(now)
@@ -157,6 +158,7 @@ class Meter:
             "shares": self.shares.run(now),
             "lags": dict(sorted(self.lags.items())),
             "depths": self.of_run.told(now),
+            "arenas": {owner: gauge.run() for owner, gauge in flow.table.gauges.items() if gauge.size},
         }
 
 

@@ -12,18 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from flowgraph.errors import DeadlineError, RunError
-from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
-from flowgraph.runtime.arena import map_all, regions
+from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.blame import member_of
+from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
+from flowgraph.runtime.leases import regions
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
 from flowgraph.runtime.meter import Meter
-from flowgraph.runtime.rows import Record, Table
+from flowgraph.runtime.rows import Kept, Record, Table
 from flowgraph.runtime.worker import Worker, alone, failed
 from flowgraph.spec.types import Row
 
@@ -50,7 +51,8 @@ class Ring(Flow):
         super().__init__(plan, Table(plan, regions(plan)))
         self.executor, self.observer = executor, observer
         self.inbox: deque[tuple[str, FromWorker]] = deque()
-        self.local = Worker(plan, "driver", models, map_all(fds), lambda m: self.inbox.append(("driver", m)))
+        arenas = map_all(fds, "driver")
+        self.local = Worker(plan, "driver", models, arenas, lambda m: self.inbox.append(("driver", m)))
         self.meter = Meter(plan)
         self.in_flight: dict[int, Firing] = {}
         self.next_id = 0
@@ -137,21 +139,35 @@ class Ring(Flow):
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
-    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[Kept | None, tuple[int, ...]]:
         fields = {name: value for name, value in item._asdict().items() if name not in ("parents", "tag")}
-        lease = self.table.lease(hop.name).get(hop.name, -1)
+        leases = self.table.lease(hop.name)
         try:
             if self.plan.verify:
                 writing.verify(hop, fields)
             # Where no column has a place too: its sizes are what folds see of the row.
             given = writing.checked(hop, hop.checked, fields)
-            sizes, wrote = writing.write(hop, fields, given, self.local.views["driver"], lease)
-            self.meter.count(hop, {}, wrote, {})
+            stored = self._desk().store(hop, fields, given)
+            self.meter.count(hop, {}, stored.wrote, {})
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in record.row.parents]
             member = member_of(error, self.plan, hop, fields, leaves)
             raise with_row(error, said_of(record.row, member)) from error
-        return lease, sizes
+        return self._kept(hop, leases.get(hop.name), *stored[:3]), stored.sizes
+
+    def _desk(self) -> Desk:
+        """The driver's own, which has heard of all that is over."""
+        self.local.desk.free(self.table.told("driver"))
+        return self.local.desk
+
+    def _kept(
+        self, hop: Hop, lease: int | None, offset: int, nbytes: int, sizes: tuple[int, ...]
+    ) -> Kept | None:
+        """What was written on a lease, if there was any."""
+        if lease is None:
+            return None
+        self.table.desks[hop.name].settle(lease, offset, nbytes)
+        return Kept(Block(offset, sizes), lease)
 
     # --- firings ----------------------------------------------------------------------------------------------
 
@@ -168,8 +184,9 @@ class Ring(Flow):
         # Sets of tensors whose every reader skips this row are too large to write for nobody.
         omit = tuple(f"{one.name}.{c}" for one in group for c in self._skipped(one, row.key))
         leases = self.table.lease(hop.name)
-        fire = Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), leases, omit)
-        self._send(hop, record, "", fire)
+        over = self.table.told(hop.owner)
+        fire = Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), over, omit)
+        self._send(hop, record, "", fire, leases)
 
     def _skipped(self, hop: Hop, key: int) -> list[str]:
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
@@ -177,8 +194,9 @@ class Ring(Flow):
         return [c for c in tensors if not any(self.plan.fires(h, key) for h, _ in readers[c])]
 
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
-        fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, {})
-        self._send(hop, None, port, fire)
+        over = self.table.told(hop.owner)
+        fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, over)
+        self._send(hop, None, port, fire, {})
 
     def working(self, hop: str) -> dict[int, int]:
         firings = self.in_flight.items()
@@ -195,9 +213,11 @@ class Ring(Flow):
             if w.mode == "latest"
         }
 
-    def _send(self, hop: Hop, record: Record | None, watched: str, fire: Fire) -> None:
+    def _send(
+        self, hop: Hop, record: Record | None, watched: str, fire: Fire, leases: dict[str, int]
+    ) -> None:
         began = time.monotonic()
-        self.in_flight[fire.id] = Firing(hop.name, record, fire.leases, began, watched, fire.blocks)
+        self.in_flight[fire.id] = Firing(hop.name, record, leases, began, watched, fire.blocks)
         self.next_id += 1
         self.meter.shares.begins(hop)
         if hop.owner == "driver":
@@ -238,18 +258,17 @@ class Ring(Flow):
             self.publish(hop.name, output, value)
         if firing.record is not None:
             firing.record.scalars = {**firing.record.scalars, **scalars}
-            offset = firing.leases.get(hop.name, -1)
-            if hop.home != hop.owner and offset >= 0:
-                offset = self._relay(hop, offset, part)
-            self.give(firing.record, hop.name, offset, part.sizes)
+            kept = self._kept(hop, firing.leases.get(hop.name), part.offset, part.nbytes, part.sizes)
+            if hop.home != hop.owner and kept is not None:
+                kept = self._relay(hop, kept, part)
+            self.give(firing.record, hop.name, kept, part.sizes)
         else:
             self.observer.event({"step": self.steps_done, "seconds": self.meter.seconds, **scalars})
 
-    def _relay(self, hop: Hop, offset: int, part: Part) -> int:
-        """Without `defer`, payload passes through the driver's memory. Returns where the block lies there."""
-        where = spans(hop, dict(zip(hop.dims, part.sizes, strict=True)))
-        size = max((s.start + s.nbytes for s in where.values()), default=0)
-        at = self.table.land(hop.name, offset)
-        self.local.views["driver"][at : at + size] = self.local.views[hop.owner][offset : offset + size]
+    def _relay(self, hop: Hop, kept: Kept, part: Part) -> Kept:
+        """Without `defer`, payload passes through the driver's memory. The block there."""
+        start, size = part.offset, part.nbytes
+        at = self._desk().take(hop.name, size)
+        self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
         self.meter.driver_bytes += sum(part.wrote.values())
-        return at
+        return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from flowgraph.errors import RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.arena import Regions, Slots
+from flowgraph.runtime.leases import Region, Regions
 from flowgraph.runtime.messages import Block
 from flowgraph.spec.types import LIFETIMES, ROW_KINDS, Row
 
@@ -36,6 +36,13 @@ class Stage:
         self.after: dict[str, tuple[Stage, tuple[str, ...]]] = {}
 
 
+class Kept(NamedTuple):
+    """A block of a row, and the lease by which it is freed."""
+
+    block: Block
+    lease: int
+
+
 class Record(msgspec.Struct, eq=False, gc=False):
     """One live row. It is in no cycle: none refers to what is made from it.
 
@@ -49,7 +56,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     maker: str
     stage: Stage
     parents: tuple[Record, ...]
-    blocks: Mapping[str, Block] = NOTHING
+    blocks: Mapping[str, Kept] = NOTHING
     scalars: Mapping[str, float] = NOTHING
     place: Place = ""
     since: float = 0.0
@@ -64,12 +71,14 @@ class Table:
     """All live rows by kind and key. Rows and blocks are freed here and nowhere else.
 
     waits: hop → those that must be done with a row before it, and the hops that fire with it, can fire
+    places: owner → the regions of its arena, by hop
     stages: what a row waits for → its stage; sampling: groups that trajectories may still be made from, in order
     freed: how often there was room for more: a block was freed, a row taken, a step closed
     """
 
     def __init__(self, plan: Plan, regions: Regions) -> None:
-        self.plan, self.slots, self.desks = plan, regions.homes, regions.desks
+        self.plan = plan
+        self.desks, self.homes, self.gauges = regions
         self.live: dict[str, dict[int, Record]] = {kind: {} for kind in ROW_KINDS}
         self.sampling: deque[Record] = deque()
         self.next_key: dict[str, int] = {}
@@ -83,6 +92,12 @@ class Table:
         self.unread = dict.fromkeys(makers, 0)
         self.needs = {name: self._needs(hop) for name, hop in plan.hops.items()}
         self.publishers = [hop for hop in plan.hops.values() if hop.initial]
+        self.places: dict[str, list[tuple[str, Region]]] = {name: [] for name in plan.owners}
+        for name, hop in plan.hops.items():
+            for place in dict.fromkeys((hop.owner, hop.home)):
+                region = self.desks[name] if place == hop.owner else self.homes[name]
+                if region.capacity:
+                    self.places[place].append((name, region))
 
     def create(self, maker: str, parents: tuple[Row, ...], tag: int) -> Record:
         kind = self.plan.hops[maker].rows
@@ -128,49 +143,59 @@ class Table:
         return first
 
     def lease(self, hop: str) -> dict[str, int]:
-        """Hop → a free block, for every hop that fires with this one and writes columns."""
+        """Hop → a lease, for every hop that fires with this one and writes columns."""
         out = {}
         for name in self.plan.hops[hop].group or (hop,):
-            slots = self.desks[name]
-            if slots.capacity == 0:
+            desk = self.desks[name]
+            if desk.capacity == 0:
                 continue
-            if not slots.can_allocate():
+            if not desk.can_lease():
                 raise RunError(
-                    f"hop {name} has no free block: {slots.capacity} are alive",
+                    f"hop {name} has no free block: {desk.capacity} are alive",
                     f"let {hop} make no more rows than dims and max_lag admit, or raise max_lag",
                 )
-            out[name] = slots.allocate()
+            out[name] = desk.lease(self.plan.hops[name].owner)
         return out
 
     def unlease(self, leases: Mapping[str, int]) -> None:
-        """Blocks that nothing was written to are free again."""
+        """Nothing was written by these."""
         self.freed += 1
-        for name, offset in leases.items():
-            self.desks[name].release(offset)
+        for name, lease in leases.items():
+            self.desks[name].release(lease)
 
     def can_lease(self, hop: str) -> bool:
         """Whether there is a block to write, and one to keep it in, for every hop that fires with this one."""
         for desk, home in self.needs[hop]:
             # What is written elsewhere, and has not come home yet, has its place taken already.
-            if not desk.can_allocate() or (desk is not home and len(home.free) <= desk.live):
+            if not desk.can_lease() or (desk is not home and home.live + desk.live >= home.capacity):
                 return False
         return True
 
-    def _needs(self, hop: Hop) -> list[tuple[Slots, Slots]]:
+    def _needs(self, hop: Hop) -> list[tuple[Region, Region]]:
         """Where the hops that fire with this one write columns, and where those are kept."""
-        pairs = [(self.desks[name], self.slots[name]) for name in hop.group or (hop.name,)]
+        pairs = [(self.desks[name], self.homes[name]) for name in hop.group or (hop.name,)]
         return [(desk, home) for desk, home in pairs if desk.capacity]
 
-    def land(self, hop: str, offset: int) -> int:
-        """A block that moves to its home in the driver's memory: the place there, and the one it leaves is free."""
+    def land(self, hop: str, lease: int, offset: int, nbytes: int) -> int:
+        """A block moves to its home in the driver's memory, at `offset` there. Returns its lease there."""
         self.freed += 1
-        self.desks[hop].release(offset)
-        return self.slots[hop].allocate()
+        self.desks[hop].release(lease)
+        lease = self.homes[hop].lease(self.plan.hops[hop].home)
+        self.homes[hop].settle(lease, offset, nbytes)
+        return lease
 
-    def give(self, record: Record, hop: str, offset: int, sizes: tuple[int, ...]) -> None:
-        """A hop wrote its part of a row. A trajectory's lengths become visible to folds."""
-        if offset >= 0:
-            record.blocks = {**record.blocks, hop: Block(offset, sizes)}
+    def told(self, owner: str) -> dict[str, list[int]]:
+        """Hop → offsets of the blocks that are over, of which this owner, who places them, has not heard yet."""
+        out = {}
+        for name, region in self.places[owner]:
+            if region.freed:
+                out[name], region.freed = region.freed, []
+        return out
+
+    def give(self, record: Record, hop: str, kept: Kept | None, sizes: tuple[int, ...]) -> None:
+        """A hop gave its part of a row. A trajectory's lengths become visible to folds."""
+        if kept is not None:
+            record.blocks = {**record.blocks, hop: kept}
         if sizes:
             known = lengths(self.plan.hops[hop], sizes)
             record.row = msgspec.structs.replace(record.row, dims={**record.row.dims, **known})
@@ -188,13 +213,13 @@ class Table:
         rows: Iterable[Row] = (row,)
         while rows and next(iter(rows)).kind != kind:
             rows = [parent for one in rows for parent in one.parents]
-        return [self.of(one).blocks[producer] for one in rows]
+        return [self.of(one).blocks[producer].block for one in rows]
 
     def free_blocks(self, record: Record, lifetimes: Collection[str]) -> None:
         self.freed += 1
         over = [hop for hop in record.blocks if self.plan.hops[hop].lifetime in lifetimes]
         for hop in over:
-            self.slots[hop].release(record.blocks[hop].offset)
+            self.homes[hop].release(record.blocks[hop].lease)
         record.blocks = {hop: block for hop, block in record.blocks.items() if hop not in over}
 
     def close(self, record: Record) -> None:

@@ -125,7 +125,7 @@ def run_graph(
             view.close()
             seconds = time.monotonic() - began
             run_dir.seams(ring.meter.measured(ring.steps_done, workers.control_bytes))
-            measured = ring.meter.run()
+            measured = ring.meter.run(ring)
             run_dir.summary(status, ring.steps_done, seconds, ring.ledger.counts, measured, error)
             run_dir.close()
     return Outcome(str(run_dir.path), ring.steps_done, seconds, idle(measured["shares"]), measured["lags"])

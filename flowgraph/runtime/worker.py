@@ -22,8 +22,9 @@ from flowgraph.errors import PromiseBroken, Rejected, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
-from flowgraph.runtime.arena import Arena, map_all
+from flowgraph.runtime.arena import Arena, areas, map_all
 from flowgraph.runtime.blame import member_of
+from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -80,6 +81,7 @@ class Worker:
         self.logs = logs
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
+        self.desk = Desk(arenas[owner], areas(plan)[owner])
         # Folds are the driver's own: it binds and fires them itself.
         self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.calls: dict[str, Callable[..., Any]] = {}
@@ -121,6 +123,7 @@ class Worker:
     def handle(self, message: ToWorker) -> None:
         """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""
         if isinstance(message, Fire):
+            self.desk.free(message.over)
             hop = self.hops[message.hop]
             if hop.concurrent and self.owner.name == "driver":
                 alone(self._fire_async(hop, message))  # the driver has nothing to do meanwhile
@@ -169,6 +172,7 @@ class Worker:
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except Rejected as error:
+                self.desk.free({part.hop: [part.offset] for part in parts if part.offset >= 0})
                 self.send(self._gone(hop, fire, error))
                 return
             except (Exception, SystemExit) as error:
@@ -212,12 +216,11 @@ class Worker:
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
-        lease = fire.leases.get(hop.name, -1)
         try:
             if self.plan.verify:
                 writing.verify(hop, outputs, read)
             given = writing.checked(hop, hop.checked, outputs, read.sizes)
-            sizes, wrote = writing.write(hop, outputs, given, self.views[hop.owner], lease, omit, read)
+            stored = self.desk.store(hop, outputs, given, omit, read)
             if hop.group:
                 handed |= writing.hand_on(hop, given)
         except PromiseBroken as error:
@@ -229,7 +232,8 @@ class Worker:
             if kind == "scalars":
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
         seconds = time.monotonic() - began
-        return Part(hop.name, sizes, values, scalars, read.nbytes, read.homes, wrote, seconds)
+        where = stored.offset, stored.nbytes, stored.sizes
+        return Part(hop.name, *where, values, scalars, read.nbytes, read.homes, stored.wrote, seconds)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""
@@ -302,7 +306,8 @@ async def _serve(sock: socket.socket) -> None:
     worker = None
     try:
         plan = from_json(setup.plan)
-        worker = Worker(plan, setup.owner, setup.models, map_all(setup.arenas), send, setup.logs)
+        arenas = map_all(setup.arenas, setup.owner)
+        worker = Worker(plan, setup.owner, setup.models, arenas, send, setup.logs)
         await worker.start()
     except Exception as error:
         send(failed(-1, f"owner {setup.owner} could not start", error))

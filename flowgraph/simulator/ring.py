@@ -24,9 +24,9 @@ import numpy as np
 
 from flowgraph.engines.protocol import HIGH_MARK
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.arena import no_regions
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
+from flowgraph.runtime.leases import no_regions
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.simulator.engines import Fleet, Request
 from flowgraph.simulator.facts import Sampler, computes_anew, source, trains
@@ -244,9 +244,9 @@ class Ring(Flow):
 
     # --- what the flow asks -----------------------------------------------------------------------------------
 
-    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[None, tuple[int, ...]]:
         record.since = self.now
-        return -1, ()
+        return None, ()
 
     def landed(self, record: Record) -> None:
         self.meter.back(record.since)

@@ -45,7 +45,7 @@ def steps(directory: str) -> list[dict[str, Any]]:
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
-    timed = ("tokens_per_second", "in_flight", "ready", "queued", "depths", "shares")
+    timed = ("tokens_per_second", "in_flight", "ready", "queued", "depths", "shares", "arenas")
     ends = ("seconds", ".engine_running", ".engine_waiting", ".engine_kv_used")
     folds = ("dispatch.", "buffer.", "batch.")  # what they show at the moment
     return {

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from flowgraph import Dim, Dropped, Event, Latest, Row, Rows, Run, fold
@@ -70,8 +71,8 @@ class Simulated:
         self.count = itertools.count()
 
     def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
-        held = map_all(fds)
         for owner in worker_owners(plan):
+            held = map_all(fds, owner)
             worker = GeneratedWorker(plan, owner, models, held, functools.partial(self._reply, owner))
             self.loop.run_until_complete(worker.start())
             self.workers[owner] = worker
@@ -82,6 +83,8 @@ class Simulated:
     def send(self, owner: str, message: ToWorker) -> None:
         assert isinstance(message, Fire)
         hop = message.hop
+        self.workers[owner].desk.free(message.over)  # firings end in another order than they are sent in
+        message = msgspec.structs.replace(message, over={})
         end = self.now + self.duration(hop)
         if hop in self.in_order:
             end = self.last[hop] = max(end, self.last.get(hop, 0.0))

@@ -34,7 +34,7 @@ BEFORE = (
 
 
 def live(ring: Ring) -> dict[str, int]:
-    return {hop: slots.live for hop, slots in ring.table.slots.items() if slots.live}
+    return {hop: slots.live for hop, slots in ring.table.homes.items() if slots.live}
 
 
 def values(told: Collector, name: str) -> list[object]:

@@ -138,10 +138,9 @@ def test_a_firing_that_is_interrupted_is_gone_and_one_that_is_over_is_not() -> N
     async def both(worker: Worker) -> None:
         await worker.start()
         for id, prompt in ((1, 7), (2, 5)):
-            view = worker.views["driver"]
-            view[0:8] = prompt.to_bytes(4, "little") + b"\0\0\0\0"
+            dataset[0:8] = prompt.to_bytes(4, "little") + b"\0\0\0\0"
             blocks = {"dataset": [Block(0, (1, 2))], "dispatch": [Block(64)]}
-            worker.handle(Fire(id, "rollout", 0, blocks, [1], {}, {"rollout": 1024 * (id - 1)}))
+            worker.handle(Fire(id, "rollout", 0, blocks, [1], {}, {}))
             await asyncio.sleep(0.01)
         worker.handle(Interrupt(1))
         worker.handle(Interrupt(2))
@@ -150,7 +149,8 @@ def test_a_firing_that_is_interrupted_is_gone_and_one_that_is_over_is_not() -> N
         await worker.close()
 
     with arenas(plan) as fds:
-        worker = Worker(plan, "rollout", {}, map_all(fds), said.append)
+        dataset = map_all(fds, "driver")["driver"].view
+        worker = Worker(plan, "rollout", {}, map_all(fds, "rollout"), said.append)
         asyncio.run(both(worker))
     assert [type(one) for one in said[1:]] == [Done, Gone], said
     assert said[2] == Gone(1, "")
@@ -182,13 +182,13 @@ def test_a_firing_that_is_interrupted_before_it_has_begun_is_gone_too() -> None:
 
     async def at_once(worker: Worker) -> None:
         await worker.start()
-        worker.handle(Fire(7, "rollout", 0, {}, [1], {}, {"rollout": 0}))
+        worker.handle(Fire(7, "rollout", 0, {}, [1], {}, {}))
         worker.handle(Interrupt(7))
         await asyncio.sleep(0.01)
         await worker.close()
 
     with arenas(plan) as fds:
-        worker = Worker(plan, "rollout", {}, map_all(fds), said.append)
+        worker = Worker(plan, "rollout", {}, map_all(fds, "rollout"), said.append)
         asyncio.run(at_once(worker))
     assert said[1:] == [Gone(7, "")]
 

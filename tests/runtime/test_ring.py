@@ -116,7 +116,7 @@ def test_every_ring_conserves_bounds_lag_and_frees_its_memory(
     assert max_lag or not counts.dropped
     assert [s["step"] for s in told.steps] == list(range(1, n + 1))
     assert all(0 <= s["lag_max"] <= max_lag for s in told.steps)  # type: ignore[operator]
-    live = {hop: slots.live for hop, slots in ring.table.slots.items() if slots.live}
+    live = {hop: slots.live for hop, slots in ring.table.homes.items() if slots.live}
     # What outlives a run: the published weights, and the last groups drawn: one queued, one held, one sampled last.
     assert set(live) <= {"train", "dataset"}
     assert live.get("train", 0) <= 2

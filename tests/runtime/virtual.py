@@ -14,9 +14,9 @@ import numpy as np
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Hop, Plan
-from flowgraph.runtime.arena import no_regions
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
+from flowgraph.runtime.leases import no_regions
 from flowgraph.runtime.rows import Record, Table
 from flowgraph.spec.types import Row
 from tests.runtime.harness import TOY
@@ -58,8 +58,8 @@ class Virtual(Flow):
         scores = {row.key: np.array([self.scores.get(row.key, row.key % 2)], np.float32) for row in rows}
         return {read.port: dict(scores) for read in fold.hop.reads}
 
-    def write(self, record: Record, hop: Hop, item: Any) -> tuple[int, tuple[int, ...]]:
-        return -1, ()
+    def write(self, record: Record, hop: Hop, item: Any) -> tuple[None, tuple[int, ...]]:
+        return None, ()
 
     def begin(self, hop: Hop, record: Record) -> None:
         self.firings[hop.name, record.row.key] = hop, record

@@ -1,0 +1,114 @@
+"""Where an owner puts what its hops write: it places blocks in its own arena, when their sizes are known.
+
+The driver says how many it may write, and which are over; so no message is waited for, and a block takes no more room
+than it has bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from flowgraph.passes.sizes import COUNT
+from flowgraph.plan.layout import spans
+from flowgraph.plan.plan import Column, Hop
+from flowgraph.runtime import writing
+from flowgraph.runtime.arena import Area, Arena
+from flowgraph.runtime.buddy import Buddy
+from flowgraph.runtime.reading import Inputs
+from flowgraph.spec.forms import Prefix
+
+
+class Stored(NamedTuple):
+    """A block that was written.
+
+    offset: -1 where there is none; nbytes: all of it; sizes: Hop.dims; wrote: payload bytes by column
+    """
+
+    offset: int
+    nbytes: int
+    sizes: tuple[int, ...]
+    wrote: dict[str, int]
+
+
+class Desk:
+    """Allocators of one owner's arena, by hop. held: hop → (offset, bytes) of blocks that an earlier process left"""
+
+    def __init__(
+        self,
+        arena: Arena,
+        areas: Mapping[str, Area],
+        held: Mapping[str, Iterable[tuple[int, int]]] | None = None,
+    ) -> None:
+        self.arena = arena
+        self.regions = {hop: Buddy(*area) for hop, area in areas.items()}
+        for hop, blocks in (held or {}).items():
+            for offset, nbytes in blocks:
+                self.regions[hop].occupy(offset, nbytes)
+
+    def take(self, hop: str, nbytes: int) -> int:
+        """The offset of a block for at most `nbytes`, whose pages are there. The driver has given leave to write it."""
+        offset = self.regions[hop].allocate(nbytes)
+        self.arena.populate(offset, nbytes)
+        return offset
+
+    def trim(self, hop: str, offset: int, nbytes: int) -> None:
+        """The block has `nbytes`: the rest of its place is free."""
+        self.regions[hop].trim(offset, nbytes)
+
+    def free(self, over: Mapping[str, Iterable[int]]) -> None:
+        """Blocks that nobody reads any more. over: hop → offsets"""
+        for hop, offsets in over.items():
+            for offset in offsets:
+                self.regions[hop].release(offset)
+
+    def store(
+        self,
+        hop: Hop,
+        values: Mapping[str, Any],
+        given: writing.Checked,
+        omit: Collection[str] = (),
+        inputs: Inputs | None = None,
+    ) -> Stored:
+        """Write every column that has a place into a new block, by `writing.write`. None is left when that raises."""
+        view = self.arena.view
+        if not hop.written:
+            return Stored(-1, 0, *writing.write(hop, values, given, view, -1, omit, inputs))
+        offset = self.take(hop.name, at_most(hop, given, omit))
+        try:
+            sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs)
+        except BaseException:
+            self.free({hop.name: (offset,)})
+            raise
+        nbytes = block_bytes(hop, sizes)
+        self.trim(hop.name, offset, nbytes)
+        return Stored(offset, nbytes, sizes, wrote)
+
+
+def block_bytes(hop: Hop, sizes: Iterable[int]) -> int:
+    """Bytes of a block with these sizes (Hop.dims)."""
+    where = spans(hop, dict(zip(hop.dims, sizes, strict=True))).values()
+    return max((span.start + span.nbytes for span in where), default=0)
+
+
+def at_most(hop: Hop, given: writing.Checked, omit: Collection[str] = ()) -> int:
+    """Bytes that a block of these values takes at the most: exact, but for the forms whose sizes only show when they
+    are made.
+    """
+    opaque = {f"#{column.name}": column for column in hop.written if column.opaque}
+    sizes = []
+    for dim, bound in zip(hop.dims, hop.bounds, strict=True):
+        column = opaque.get(dim)
+        size = given.sizes.get(dim, bound) if column is None else _opaque(column, given, bound, omit)
+        sizes.append(min(bound, size))  # what is larger is refused when it is written
+    return block_bytes(hop, sizes)
+
+
+def _opaque(column: Column, given: writing.Checked, bound: int, omit: Collection[str]) -> int:
+    value = given.raw[column.name]
+    if column.kind == "tensors":
+        return 0 if column.name in omit else bound
+    if not isinstance(column.form, Prefix):
+        return len(value)
+    rows = given.sizes.get("leaf+1")
+    return bound if rows is None else int(value.nbytes) + COUNT * (rows - 1)

@@ -1,0 +1,271 @@
+"""Blocks in an arena: where they are placed, who holds them, and what becomes of those of a process that has ended."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowgraph.errors import LedgerError
+from flowgraph.runtime.arena import CHUNK, Area, Arena
+from flowgraph.runtime.buddy import ALIGN, Buddy
+from flowgraph.runtime.desk import Desk
+from flowgraph.runtime.leases import Region
+
+SIZES = st.one_of(st.sampled_from([64, 1000, 1 << 14, 99_968, 100_032]), st.integers(1, 300_000))
+
+
+@contextmanager
+def mapped(size: int) -> Iterator[int]:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, size)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+# --- placing -------------------------------------------------------------------------------------------------------
+
+
+class Placing(RuleBasedStateMachine):
+    """Allocate, trim, release and take over, in any order: pieces tile the frames, and a full block has a place."""
+
+    @initialize(size=SIZES, count=st.integers(1, 5), base=st.sampled_from([0, 64, 4096]))
+    def start(self, size: int, count: int, base: int) -> None:
+        self.buddy = Buddy(base, size, count)
+        self.blocks: dict[int, int] = {}
+
+    def room(self) -> bool:
+        return len(self.blocks) < self.buddy.count
+
+    @precondition(room)
+    @rule(share=st.floats(0, 1))
+    def allocate(self, share: float) -> None:
+        nbytes = int(share * self.buddy.size)
+        offset = self.buddy.allocate(nbytes)
+        assert offset not in self.blocks
+        self.blocks[offset] = nbytes
+
+    @precondition(room)
+    @rule()
+    def a_full_block_has_a_place_and_is_the_lowest_of_the_empty_frames(self) -> None:
+        lowest = self.buddy.free[0][0]
+        assert self.buddy.allocate(self.buddy.size) == lowest
+        self.blocks[lowest] = self.buddy.size
+
+    @precondition(lambda self: self.blocks)
+    @rule(pick=st.randoms(use_true_random=False), share=st.floats(0, 1))
+    def trim(self, pick, share: float) -> None:  # type: ignore[no-untyped-def]
+        offset = pick.choice(sorted(self.blocks))
+        self.blocks[offset] = int(self.blocks[offset] * share)
+        self.buddy.trim(offset, self.blocks[offset])
+
+    @precondition(lambda self: self.blocks)
+    @rule(pick=st.randoms(use_true_random=False))
+    def release(self, pick) -> None:  # type: ignore[no-untyped-def]
+        offset = pick.choice(sorted(self.blocks))
+        del self.blocks[offset]
+        self.buddy.release(offset)
+
+    @rule()
+    def take_over(self) -> None:
+        """Who starts anew from what is alive places as the one before would have."""
+        again = Buddy(self.buddy.base, self.buddy.size, self.buddy.count)
+        for offset, nbytes in self.blocks.items():
+            again.occupy(offset, nbytes)
+        assert (again.free, again.live) == (self.buddy.free, self.buddy.live)
+        self.buddy = again
+
+    @invariant()
+    def pieces_tile_the_frames(self) -> None:
+        buddy = self.buddy
+        pieces = [(o, level) for level, free in enumerate(buddy.free) for o in free]
+        assert all(free == sorted(free) for free in buddy.free)
+        pieces += buddy.live.items()
+        frames: dict[int, list[tuple[int, int]]] = {}
+        for offset, level in sorted(pieces):
+            at = offset - buddy.base
+            frames.setdefault(at // buddy.size, []).append((at % buddy.size, buddy.bytes_at(level)))
+        assert sorted(frames) == list(range(buddy.count))
+        for parts in frames.values():
+            ends = [start + size for start, size in parts]
+            assert [start for start, _ in parts] == [0, *ends[:-1]], "each begins where the one before ends"
+            assert ends[-1] in (buddy.size, buddy.unit << buddy.levels)
+        assert buddy.live.keys() == self.blocks.keys()
+        assert all(buddy.bytes_at(buddy.live[o]) >= n for o, n in self.blocks.items())
+        assert buddy.whole >= buddy.count - len(self.blocks), "a block lies in one frame"
+
+    def teardown(self) -> None:
+        for offset in getattr(self, "blocks", ()):
+            self.buddy.release(offset)
+        if hasattr(self, "buddy"):
+            assert self.buddy.whole == self.buddy.count, "nothing is left but whole frames"
+
+
+TestPlacing = Placing.TestCase
+TestPlacing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_blocks_lie_on_cache_lines_in_the_smallest_class_that_holds_them() -> None:
+    buddy = Buddy(0, 100_032, 2)
+    offsets = [buddy.allocate(n) for n in (1, 700, 30_000)]
+    assert all(offset % ALIGN == 0 for offset in offsets)
+    assert [buddy.bytes_at(buddy.live[o]) for o in offsets] == [384, 768, 49_152]
+    assert buddy.whole == 1, "they share one frame"
+
+
+# --- driver and worker ---------------------------------------------------------------------------------------------
+
+
+class Two(RuleBasedStateMachine):
+    """The driver's ledger and a worker's allocator, with messages on the way between them, and workers that die.
+
+    Every block is filled with the number of its lease, so one that is written over shows.
+    """
+
+    @initialize(size=st.integers(300, 20_000), count=st.integers(1, 6))
+    def start(self, size: int, count: int) -> None:
+        self.area = Area(64, size, count)
+        self.memory = mapped(64 + size * count)
+        self.fd = self.memory.__enter__()
+        self.reader = Arena(self.fd, writable=False)
+        self.region = Region("hop", self.area)
+        self.dead: list[int] = []
+        self.sizes: dict[int, int] = {}
+        self.worker()
+
+    def worker(self) -> None:
+        held = [(h.offset, h.nbytes) for h in self.region.leases.values() if h.offset >= 0]
+        self.region.freed.clear()  # who starts anew has not placed them
+        self.desk = Desk(Arena(self.fd), {"hop": self.area}, {"hop": held})
+        self.down: deque[tuple[int, list[int]]] = deque()  # firings: lease, and what is over
+        self.up: deque[tuple[int, int, int]] = deque()  # replies: lease, offset, bytes
+
+    @precondition(lambda self: self.region.can_lease())
+    @rule()
+    def fire(self) -> None:
+        over, self.region.freed = self.region.freed, []
+        self.down.append((self.region.lease("rollout"), over))
+
+    @precondition(lambda self: self.down)
+    @rule(most=st.floats(0, 1), share=st.floats(0, 1))
+    def write(self, most: float, share: float) -> None:
+        lease, over = self.down.popleft()
+        self.desk.free({"hop": over})
+        bound = int(most * self.area.size)
+        nbytes = int(share * bound)
+        offset = self.desk.take("hop", bound)
+        self.desk.arena.view[offset : offset + nbytes] = bytes([lease % 256]) * nbytes
+        self.desk.trim("hop", offset, nbytes)
+        self.up.append((lease, offset, nbytes))
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def hear(self) -> None:
+        lease, offset, nbytes = self.up.popleft()
+        self.region.settle(lease, offset, nbytes)
+        self.sizes[lease] = nbytes
+
+    @precondition(lambda self: self.sizes)
+    @rule(pick=st.randoms(use_true_random=False))
+    def release(self, pick) -> None:  # type: ignore[no-untyped-def]
+        lease = pick.choice(sorted(self.sizes))
+        del self.sizes[lease]
+        self.region.release(lease)
+        self.dead.append(lease)
+
+    @rule()
+    def die(self) -> None:
+        """What it had leased comes back; what it had handed over is kept, and a late word of it is refused."""
+        late = list(self.up)
+        lost = self.region.reclaim("rollout")
+        assert lost == sorted({lease for lease, *_ in (*self.down, *self.up)})
+        for lease, offset, nbytes in late:
+            with pytest.raises(
+                LedgerError, match=f"writes a block of hop names lease {lease}, and that is over"
+            ):
+                self.region.settle(lease, offset, nbytes)
+        self.dead += lost
+        self.worker()
+
+    @precondition(lambda self: self.dead)
+    @rule()
+    def what_is_over_stays_over(self) -> None:
+        for lease in self.dead[-3:]:
+            with pytest.raises(LedgerError, match=f"frees a block of hop names lease {lease}"):
+                self.region.release(lease)
+            with pytest.raises(LedgerError, match=f"reads a block of hop names lease {lease}"):
+                self.region.at(lease)
+
+    @invariant()
+    def nothing_is_written_over(self) -> None:
+        gauge = self.region.gauge
+        assert gauge.live == sum(self.sizes.values()) <= gauge.most
+        assert gauge.live <= gauge.used <= gauge.size
+        assert gauge.live <= gauge.high_water <= gauge.size
+        assert 0 <= gauge.now()["fragmentation"] <= 1
+        for lease, nbytes in self.sizes.items():
+            at = self.region.at(lease).offset
+            assert self.reader.view[at : at + nbytes] == bytes([lease % 256]) * nbytes
+
+    def teardown(self) -> None:
+        if not hasattr(self, "region"):
+            return
+        for lease in list(self.region.leases):
+            self.region.release(lease)
+        assert (self.region.gauge.live, self.region.gauge.used) == (0, 0)
+        self.memory.__exit__(None, None, None)
+
+
+TestTwo = Two.TestCase
+TestTwo.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_arena_takes_the_pages_that_blocks_have_lain_in_and_no_more() -> None:
+    size, count = 3 * CHUNK, 64
+    with mapped(size * count) as fd:
+        arena = Arena(fd)
+        desk = Desk(arena, {"hop": Area(0, size, count)})
+        assert _pages(fd) == 0, "address space, until something lies there"
+        offset = desk.take("hop", size)
+        assert _pages(fd) == arena.resident == size
+        desk.free({"hop": [offset]})
+        for _ in range(100):
+            desk.free({"hop": [desk.take("hop", size)]})
+        assert _pages(fd) == size, "the lowest place is taken again, and its pages are there"
+        small = [desk.take("hop", 1000) for _ in range(40)]
+        assert _pages(fd) == size, "forty small blocks share the frame"
+        assert len(set(small)) == 40
+
+
+def test_a_kernel_that_cant_take_pages_at_once_gives_them_on_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowgraph.runtime.arena.MADV_POPULATE_WRITE", 99)
+    with mapped(CHUNK) as fd:
+        desk = Desk(Arena(fd), {"hop": Area(0, CHUNK, 1)})
+        offset = desk.take("hop", CHUNK)
+        assert _pages(fd) == 0
+        desk.arena.view[offset : offset + 3] = b"abc"
+        assert Arena(fd, writable=False).view[offset : offset + 3] == b"abc"
+
+
+def test_who_reads_can_not_write() -> None:
+    with mapped(CHUNK) as fd, pytest.raises(TypeError, match="read-only"):
+        Arena(fd, writable=False).view[0] = 1
+
+
+def _pages(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512

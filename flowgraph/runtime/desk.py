@@ -32,15 +32,19 @@ class Stored(NamedTuple):
 
 
 class Desk:
-    """Allocators of one owner's arena, by hop. held: hop → (offset, bytes) of blocks that an earlier process left"""
+    """Allocators of one owner's arena, by hop.
+
+    held: hop → (offset, bytes) of blocks that an earlier process left; threads: that may copy
+    """
 
     def __init__(
         self,
         arena: Arena,
         areas: Mapping[str, Area],
         held: Mapping[str, Iterable[tuple[int, int]]] | None = None,
+        threads: int = 1,
     ) -> None:
-        self.arena = arena
+        self.arena, self.threads = arena, threads
         self.regions = {hop: Buddy(*area) for hop, area in areas.items()}
         for hop, blocks in (held or {}).items():
             for offset, nbytes in blocks:
@@ -69,16 +73,21 @@ class Desk:
         given: writing.Checked,
         omit: Collection[str] = (),
         inputs: Inputs | None = None,
+        at: int = -1,
     ) -> Stored:
-        """Write every column that has a place into a new block, by `writing.write`. None is left when that raises."""
+        """Write every column that has a place into a block, by `writing.write`. None is left when that raises.
+
+        at: where the block is that the caller took, which then remains the caller's, else -1
+        """
         view = self.arena.view
         if not hop.written:
             return Stored(-1, 0, *writing.write(hop, values, given, view, -1, omit, inputs))
-        offset = self.take(hop.name, at_most(hop, given, omit))
+        offset = at if at >= 0 else self.take(hop.name, at_most(hop, given, omit))
         try:
-            sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs)
+            sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs, self.threads)
         except BaseException:
-            self.free({hop.name: (offset,)})
+            if at < 0:
+                self.free({hop.name: (offset,)})
             raise
         nbytes = block_bytes(hop, sizes)
         self.trim(hop.name, offset, nbytes)

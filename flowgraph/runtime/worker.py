@@ -25,6 +25,7 @@ from flowgraph.runtime import purity, reading, writing
 from flowgraph.runtime.arena import Arena, areas, map_all
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.desk import Desk
+from flowgraph.runtime.inplace import Offer, offering
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -81,10 +82,11 @@ class Worker:
         self.logs = logs
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
-        self.desk = Desk(arenas[owner], areas(plan)[owner])
+        self.desk = Desk(arenas[owner], areas(plan)[owner], threads=threads_of(self.owner))
         # Folds are the driver's own: it binds and fires them itself.
         self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.calls: dict[str, Callable[..., Any]] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}  # as they are written, without what is bound
         self.resources: dict[str, Any] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.interrupted: set[int] = set()
@@ -117,6 +119,7 @@ class Worker:
             self.resources["tokenizer"] = Tokenizer(self.models[owner.tokenizer])
         for name, hop in self.hops.items():
             spec, fixed = fill(hop, self.resources)
+            self.functions[name] = spec.function
             self.calls[name] = functools.partial(spec.function, **fixed)
         self.send(Started(owner.name, time.monotonic() - began))
 
@@ -164,11 +167,12 @@ class Worker:
                 hop = self.hops[name]
                 read = reader.inputs(hop, fire.blocks, leaves, handed)
                 call, values = self.calls[name], {**read.values, **fire.values}
-                if self._verifies(hop):
-                    result = purity.call(f"hop {name}", call, values, hop.resources)
-                else:
-                    result = call(**values)
-                parts.append(self._part(hop, fire, result, read, began, handed))
+                with offering(self.desk, hop, self.functions[hop.name]) as offer:
+                    if self._verifies(hop):
+                        result = purity.call(f"hop {name}", call, values, hop.resources)
+                    else:
+                        result = call(**values)
+                    parts.append(self._part(hop, fire, result, read, began, handed, offer))
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except Rejected as error:
@@ -185,11 +189,13 @@ class Worker:
             began = time.monotonic()
             read = reading.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
             call, values = self.calls[hop.name], {**read.values, **fire.values}
-            if self._verifies(hop):
-                result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
-            else:
-                result = await call(**values)
-            self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
+            with offering(self.desk, hop, self.functions[hop.name]) as offer:
+                if self._verifies(hop):
+                    result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
+                else:
+                    result = await call(**values)
+                part = self._part(hop, fire, result, read, began, {}, offer)
+            self.send(Done(fire.id, [part]))
         except Rejected as error:
             self.send(self._gone(hop, fire, error))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -211,16 +217,17 @@ class Worker:
         return self.plan.verify and hop.kind == "hop"
 
     def _part(
-        self, hop: Hop, fire: Fire, result: Any, read: reading.Inputs, began: float, handed: dict[str, Any]
-    ) -> Part:
+        self, hop: Hop, fire: Fire, result: Any, read: reading.Inputs, began: float, handed: dict[str, Any],
+        offer: Offer,
+    ) -> Part:  # fmt: skip
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
         try:
             if self.plan.verify:
                 writing.verify(hop, outputs, read)
-            given = writing.checked(hop, hop.checked, outputs, read.sizes)
-            stored = self.desk.store(hop, outputs, given, omit, read)
+            given = offer.accept(writing.checked(hop, hop.checked, outputs, read.sizes))
+            stored = self.desk.store(hop, outputs, given, omit, read, offer.offset)
             if hop.group:
                 handed |= writing.hand_on(hop, given)
         except PromiseBroken as error:

@@ -23,20 +23,15 @@ class Copy(NamedTuple):
 
 def copy(copies: Sequence[Copy], threads: int = 1) -> None:
     """Do them all, on so many threads at the most."""
-    flat = []
-    for target, source in copies:
-        if is_at(source, target):
-            continue
-        if source.flags.c_contiguous and source.nbytes:
-            flat.append(Copy(_bytes(target), _bytes(source)))
-        else:
-            np.copyto(target, source)
-    shares = min(threads, sum(one.source.nbytes for one in flat) // PART)
+    copies = [one for one in copies if one.source.nbytes < LINE or not is_at(one.source, one.target)]
+    shares = min(threads, sum(source.nbytes for _, source in copies) // PART)
     if shares <= 1:
-        _all(flat)
+        _all(copies)
         return
+    flat = [Copy(_bytes(one.target), _bytes(one.source)) for one in copies if one.source.flags.c_contiguous]
     mine, *others = shared(flat, shares)
     running = [_helpers(threads - 1).submit(_all, part) for part in others]
+    _all([one for one in copies if not one.source.flags.c_contiguous])
     _all(mine)
     for one in running:
         one.result()

@@ -21,8 +21,8 @@ from typing import Protocol
 
 from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
-from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode, frame
+from flowgraph.runtime.transport import Shared, Transport
 from flowgraph.runtime.worker import Worker, failed
 
 # What most likely stands behind a signal, and what to do. Whoever sends one says nothing.
@@ -42,7 +42,7 @@ class Executor(Protocol):
 
     control_bytes: int
 
-    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None: ...
+    def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None: ...
 
     def send(self, owner: str, message: ToWorker) -> None: ...
 
@@ -88,10 +88,10 @@ class InProcess:
         self.replies: deque[tuple[str, FromWorker]] = deque()
         self.arrived = asyncio.Event()
 
-    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+    def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         os.environ.update(environment())
         for owner in worker_owners(plan):
-            arenas = map_all({name: fds[name] for name in plan.owners[owner].maps}, owner)
+            arenas = memory.open(owner, plan.owners[owner].maps)
             reply = functools.partial(self._reply, owner)
             self.workers[owner] = Worker(plan, owner, models, arenas, reply, self.logs)
 
@@ -202,8 +202,9 @@ class Processes:
         self.links: dict[str, _Link] = {}
         self.selector = selectors.DefaultSelector()
 
-    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+    def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         """Begin starting every worker; each says Started in its time."""
+        assert isinstance(memory, Shared), "other processes see nothing else"
         self.logs.mkdir(parents=True, exist_ok=True)
         for owner in worker_owners(plan):
             ours, theirs = socket.socketpair()
@@ -220,7 +221,7 @@ class Processes:
                 **environment(),
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             }
-            arenas = {name: fds[name] for name in plan.owners[owner].maps}
+            arenas = {name: memory.fds[name] for name in plan.owners[owner].maps}
             with theirs, path.open("wb") as log:
                 process = subprocess.Popen(
                     command,

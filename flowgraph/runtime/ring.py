@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
-from flowgraph.runtime.arena import map_all
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.executors import Executor, worker_owners
@@ -25,6 +24,7 @@ from flowgraph.runtime.leases import regions
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Kept, Record, Table
+from flowgraph.runtime.transport import Transport
 from flowgraph.runtime.worker import Worker, alone, failed
 from flowgraph.spec.types import Row
 
@@ -45,13 +45,13 @@ class Ring(Flow):
         plan: Plan,
         executor: Executor,
         models: Mapping[str, str],
-        fds: Mapping[str, int],
+        memory: Transport,
         observer: Observer,
     ) -> None:
         super().__init__(plan, Table(plan, regions(plan)))
         self.executor, self.observer = executor, observer
         self.inbox: deque[tuple[str, FromWorker]] = deque()
-        arenas = map_all(fds, "driver")
+        arenas = memory.open("driver", plan.owners["driver"].maps)
         self.local = Worker(plan, "driver", models, arenas, lambda m: self.inbox.append(("driver", m)))
         self.meter = Meter(plan)
         self.in_flight: dict[int, Firing] = {}

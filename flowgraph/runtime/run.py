@@ -19,13 +19,13 @@ from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import Executor, InProcess, Processes, refuse_within_loop
 from flowgraph.runtime.firing import error_of
 from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.rundir import RunDir
 from flowgraph.runtime.shares import idle
+from flowgraph.runtime.transport import arenas
 from flowgraph.runtime.view import View, make_view
 from flowgraph.spec.units import counted
 
@@ -85,7 +85,7 @@ def run_graph(
     began = time.monotonic()
     if executor == "inproc":
         refuse_within_loop()
-    with _sigterm_as_interrupt(), arenas(plan) as fds:
+    with _sigterm_as_interrupt(), arenas(plan, alone=executor == "inproc") as memory:
         run_dir = RunDir(Path(runs), plan.graph)
         run_dir.graph(resolved, plan)
         if diagram is not None:
@@ -93,13 +93,13 @@ def run_graph(
         workers: Executor = InProcess(run_dir.logs) if executor == "inproc" else Processes(run_dir.logs)
         view = make_view(plan, live=live)
         paths = {name: m.path for name, m in models.items()}
-        ring = Ring(plan, workers, paths, fds, _Observer(run_dir, view))
+        ring = Ring(plan, workers, paths, memory, _Observer(run_dir, view))
         # Servers that are killed with their worker leave what they had in /dev/shm; a worker that is asked removes it.
         served = any(o.engine is not None and launched(o.engine) for o in plan.owners.values())
         status, error, grace = "failed", "", 5.0 if served else 0.0
         try:
             view.note(f"{plan.graph}: {counted(plan.run.steps, 'step')}, {executor}, in {run_dir.path}")
-            workers.start(plan, paths, fds)
+            workers.start(plan, paths, memory)
             ring.start()
             ring.run()
             _save(plan, workers, str(run_dir.path / "model"))

@@ -22,7 +22,7 @@ from flowgraph.errors import PromiseBroken, Rejected, RunError
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
-from flowgraph.runtime.arena import Arena, areas, map_all
+from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.inplace import Offer, offering
@@ -44,6 +44,7 @@ from flowgraph.runtime.messages import (
     encode,
     frame,
 )
+from flowgraph.runtime.transport import Shared
 from flowgraph.spec.config import build_config, import_object
 from flowgraph.spec.hop import HopSpec, read_spec
 
@@ -313,7 +314,7 @@ async def _serve(sock: socket.socket) -> None:
     worker = None
     try:
         plan = from_json(setup.plan)
-        arenas = map_all(setup.arenas, setup.owner)
+        arenas = Shared(setup.arenas).open(setup.owner, setup.arenas)
         worker = Worker(plan, setup.owner, setup.models, arenas, send, setup.logs)
         await worker.start()
     except Exception as error:

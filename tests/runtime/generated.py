@@ -27,9 +27,9 @@ from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Column, Hop, Plan
 from flowgraph.runtime import executors
 from flowgraph.runtime import ring as driver
-from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
+from flowgraph.runtime.transport import arenas
 from flowgraph.runtime.worker import Worker
 from flowgraph.spec.dims import Expr, parse
 from flowgraph.spec.forms import Range
@@ -201,11 +201,11 @@ class Observed:
 def run_generated(graph: Graph, paths: Mapping[str, str]) -> Ring:
     """Run a graph on `inproc` with generated data. paths: model → directory, of the tokenizers."""
     plan = small(graph)
-    with generating(), arenas(plan) as fds:
+    with generating(), arenas(plan, alone=True) as memory:
         executor = InProcess()
-        ring = Ring(plan, executor, paths, fds, Observed())
+        ring = Ring(plan, executor, paths, memory, Observed())
         try:
-            executor.start(plan, paths, fds)
+            executor.start(plan, paths, memory)
             ring.start()
             ring.run()
         finally:

@@ -19,10 +19,10 @@ from flowgraph import Dim, Dropped, Event, Latest, Row, Rows, Run, fold
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import arenas, map_all
 from flowgraph.runtime.executors import worker_owners
 from flowgraph.runtime.messages import Fire, FromWorker, ToWorker
 from flowgraph.runtime.ring import Ring
+from flowgraph.runtime.transport import Transport, arenas
 from flowgraph.runtime.worker import Worker
 from hops.dispatch import Dispatched, InFlight, _room, watermark
 from tests.runtime.generated import GeneratedWorker, Observed, generating
@@ -70,9 +70,9 @@ class Simulated:
         self.last: dict[str, float] = {}
         self.count = itertools.count()
 
-    def start(self, plan: Plan, models: Mapping[str, str], fds: Mapping[str, int]) -> None:
+    def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         for owner in worker_owners(plan):
-            held = map_all(fds, owner)
+            held = memory.open(owner, plan.owners)
             worker = GeneratedWorker(plan, owner, models, held, functools.partial(self._reply, owner))
             self.loop.run_until_complete(worker.start())
             self.workers[owner] = worker
@@ -128,11 +128,11 @@ def simulate(
         assert untrained <= (plan.max_lag + 1) * batch
 
     told = Observed()
-    with generating(), arenas(plan) as fds:
+    with generating(), arenas(plan, alone=True) as memory:
         executor = Simulated(duration, in_order, each_turn)
-        ring = Ring(plan, executor, {}, fds, told)
+        ring = Ring(plan, executor, {}, memory, told)
         try:
-            executor.start(plan, {}, fds)
+            executor.start(plan, {}, memory)
             ring.start()
             ring.run()
         finally:

@@ -17,18 +17,22 @@ from flowgraph.runtime.arena import CHUNK, Area, Arena
 from flowgraph.runtime.buddy import ALIGN, Buddy
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.leases import Region
+from flowgraph.runtime.transport import Shared
 
 SIZES = st.one_of(st.sampled_from([64, 1000, 1 << 14, 99_968, 100_032]), st.integers(1, 300_000))
 
 
 @contextmanager
-def mapped(size: int) -> Iterator[int]:
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, size)
+def shared(size: int) -> Iterator[Shared]:
+    memory = Shared.create({"own": size})
     try:
-        yield fd
+        yield memory
     finally:
-        os.close(fd)
+        memory.close()
+
+
+def arena(memory: Shared, owner: str = "own") -> Arena:
+    return memory.open(owner, ["own"])["own"]
 
 
 # --- placing -------------------------------------------------------------------------------------------------------
@@ -133,9 +137,8 @@ class Two(RuleBasedStateMachine):
     @initialize(size=st.integers(300, 20_000), count=st.integers(1, 6))
     def start(self, size: int, count: int) -> None:
         self.area = Area(64, size, count)
-        self.memory = mapped(64 + size * count)
-        self.fd = self.memory.__enter__()
-        self.reader = Arena(self.fd, writable=False)
+        self.memory = Shared.create({"own": 64 + size * count})
+        self.reader = arena(self.memory, "reader")
         self.region = Region("hop", self.area)
         self.dead: list[int] = []
         self.sizes: dict[int, int] = {}
@@ -144,7 +147,7 @@ class Two(RuleBasedStateMachine):
     def worker(self) -> None:
         held = [(h.offset, h.nbytes) for h in self.region.leases.values() if h.offset >= 0]
         self.region.freed.clear()  # who starts anew has not placed them
-        self.desk = Desk(Arena(self.fd), {"hop": self.area}, {"hop": held})
+        self.desk = Desk(arena(self.memory), {"hop": self.area}, {"hop": held})
         self.down: deque[tuple[int, list[int]]] = deque()  # firings: lease, and what is over
         self.up: deque[tuple[int, int, int]] = deque()  # replies: lease, offset, bytes
 
@@ -221,7 +224,7 @@ class Two(RuleBasedStateMachine):
         for lease in list(self.region.leases):
             self.region.release(lease)
         assert (self.region.gauge.live, self.region.gauge.used) == (0, 0)
-        self.memory.__exit__(None, None, None)
+        self.memory.close()
 
 
 TestTwo = Two.TestCase
@@ -235,12 +238,12 @@ TestTwo.settings = settings(
 
 def test_an_arena_takes_the_pages_that_blocks_have_lain_in_and_no_more() -> None:
     size, count = 3 * CHUNK, 64
-    with mapped(size * count) as fd:
-        arena = Arena(fd)
-        desk = Desk(arena, {"hop": Area(0, size, count)})
+    with shared(size * count) as memory:
+        own, fd = arena(memory), memory.fds["own"]
+        desk = Desk(own, {"hop": Area(0, size, count)})
         assert _pages(fd) == 0, "address space, until something lies there"
         offset = desk.take("hop", size)
-        assert _pages(fd) == arena.resident == size
+        assert _pages(fd) == own.resident == size
         desk.free({"hop": [offset]})
         for _ in range(100):
             desk.free({"hop": [desk.take("hop", size)]})
@@ -254,17 +257,12 @@ def test_a_kernel_that_cant_take_pages_at_once_gives_them_on_first_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("flowgraph.runtime.arena.MADV_POPULATE_WRITE", 99)
-    with mapped(CHUNK) as fd:
-        desk = Desk(Arena(fd), {"hop": Area(0, CHUNK, 1)})
+    with shared(CHUNK) as memory:
+        desk = Desk(arena(memory), {"hop": Area(0, CHUNK, 1)})
         offset = desk.take("hop", CHUNK)
-        assert _pages(fd) == 0
+        assert _pages(memory.fds["own"]) == 0
         desk.arena.view[offset : offset + 3] = b"abc"
-        assert Arena(fd, writable=False).view[offset : offset + 3] == b"abc"
-
-
-def test_who_reads_can_not_write() -> None:
-    with mapped(CHUNK) as fd, pytest.raises(TypeError, match="read-only"):
-        Arena(fd, writable=False).view[0] = 1
+        assert arena(memory, "reader").view[offset : offset + 3] == b"abc"
 
 
 def _pages(fd: int) -> int:

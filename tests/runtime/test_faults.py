@@ -255,7 +255,7 @@ def test_a_run_directory_that_cant_be_written_is_named(tmp_path: Path) -> None:
 def test_a_run_without_memory_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowgraph.runtime.arena.available", lambda: 1000)
+    monkeypatch.setattr("flowgraph.runtime.transport.available", lambda: 1000)
     said = r"error\[FG908\] the arenas take \S+ KB, and 1.00 KB of memory are available\n  help: lower dims"
     with pytest.raises(MemoryShort, match=said):
         run_toy(tmp_path)

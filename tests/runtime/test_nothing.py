@@ -9,9 +9,9 @@ import pytest
 
 from flowgraph import Rejected
 from flowgraph.errors import HopError, LedgerError, RunError
-from flowgraph.runtime.arena import arenas, map_all
 from flowgraph.runtime.messages import Block, Done, Fire, FromWorker, Gone, Interrupt
 from flowgraph.runtime.run import ExecutorName
+from flowgraph.runtime.transport import arenas
 from flowgraph.runtime.worker import Worker
 from hops.candidates import SIBLING
 from hops.rollout import within
@@ -148,9 +148,9 @@ def test_a_firing_that_is_interrupted_is_gone_and_one_that_is_over_is_not() -> N
         await asyncio.sleep(0.01)
         await worker.close()
 
-    with arenas(plan) as fds:
-        dataset = map_all(fds, "driver")["driver"].view
-        worker = Worker(plan, "rollout", {}, map_all(fds, "rollout"), said.append)
+    with arenas(plan, alone=True) as memory:
+        dataset = memory.open("driver", ["driver"])["driver"].view
+        worker = Worker(plan, "rollout", {}, memory.open("rollout", plan.owners), said.append)
         asyncio.run(both(worker))
     assert [type(one) for one in said[1:]] == [Done, Gone], said
     assert said[2] == Gone(1, "")
@@ -187,8 +187,8 @@ def test_a_firing_that_is_interrupted_before_it_has_begun_is_gone_too() -> None:
         await asyncio.sleep(0.01)
         await worker.close()
 
-    with arenas(plan) as fds:
-        worker = Worker(plan, "rollout", {}, map_all(fds, "rollout"), said.append)
+    with arenas(plan, alone=True) as memory:
+        worker = Worker(plan, "rollout", {}, memory.open("rollout", plan.owners), said.append)
         asyncio.run(at_once(worker))
     assert said[1:] == [Gone(7, "")]
 

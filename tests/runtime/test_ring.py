@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_graph
-from flowgraph.runtime.arena import arenas
 from flowgraph.runtime.executors import InProcess
 from flowgraph.runtime.ring import Ring
+from flowgraph.runtime.transport import arenas
 from tests.runtime.harness import TOY, metrics, only_run, run_toy, steps, summary
 
 
@@ -37,10 +37,10 @@ def run_inproc(*overrides: str) -> tuple[Ring, Collector]:
     assert loaded.graph is not None
     plan = compile_graph(loaded.graph)
     collector, executor = Collector(), InProcess()
-    with arenas(plan) as fds:
-        ring = Ring(plan, executor, {}, fds, collector)
+    with arenas(plan, alone=True) as memory:
+        ring = Ring(plan, executor, {}, memory, collector)
         try:
-            executor.start(plan, {}, fds)
+            executor.start(plan, {}, memory)
             ring.start()
             ring.run()
         finally:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, UInt64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt64
 
 from flowgraph import (
     Array,
@@ -262,6 +262,17 @@ async def refuses(prompt: Int32[Array, "prompt"], key: UInt64[Array, ""], *, of:
         raise Rejected("refused")
     sampled: Sampled = await sample(prompt, key)
     return sampled
+
+
+class Judged(NamedTuple):
+    good: Bool[Array, "leaf"]
+
+
+@hop(owner="trainer", lifetime="consumed")
+def rejects_some(score: Float32[Array, "leaf"]) -> Judged:
+    if score[0] % 2:
+        raise Rejected("odd")
+    return Judged(score > 0)
 
 
 @hop(owner="trainer")

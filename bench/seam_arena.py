@@ -1,4 +1,4 @@
-"""Tensors through flowgraph's arenas: the worker processes, messages and shared memory that a run uses, fired by hand."""
+"""Tensors through flowgraph's arenas: the worker processes, messages and memory that a run uses, fired by hand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import numpy as np
 import flowgraph
 from bench.seam_hops import words
 from flowgraph.runtime import writing
-from flowgraph.runtime.arena import Arena, areas, arenas
+from flowgraph.runtime.arena import areas
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.executors import Processes
 from flowgraph.runtime.messages import Block, Done, Fire, Part, Started
+from flowgraph.runtime.transport import arenas
 
 GRAPH = Path(__file__).with_name("seams.yaml")
 DEADLINE = 60.0  # seconds that any one message may take
@@ -68,16 +69,18 @@ def pair(nbytes: int, *, place: bool, threads: int) -> Iterator[Pair]:
     overrides = {f"dims.{name}": size for name, size in dims.items()}
     overrides |= {"hops.give.with": {"nbytes": nbytes, "place": place}, "owners.giver.threads": threads}
     plan = flowgraph.compile(GRAPH, overrides, no_pass=("fuse",))
-    with tempfile.TemporaryDirectory() as logs, arenas(plan) as fds:
+    with tempfile.TemporaryDirectory() as logs, arenas(plan) as memory:
         executor = Processes(Path(logs))
         try:
-            executor.start(plan, {}, fds)
+            executor.start(plan, {}, memory)
             started = 0
             while started < 2:
                 for _, message in executor.wait(DEADLINE):
                     assert isinstance(message, Started), message
                     started += 1
-            yield Pair(plan, executor, Desk(Arena(fds["driver"]), areas(plan)["driver"]))
+            yield Pair(
+                plan, executor, Desk(memory.open("driver", ["driver"])["driver"], areas(plan)["driver"])
+            )
         finally:
             executor.stop(2.0)
 

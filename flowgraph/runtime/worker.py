@@ -24,6 +24,7 @@ from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
 from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.blame import member_of
+from flowgraph.runtime.channel import Channel, receive_first
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.inplace import Offer, offering
 from flowgraph.runtime.messages import (
@@ -42,7 +43,6 @@ from flowgraph.runtime.messages import (
     ToWorker,
     decode_to_worker,
     encode,
-    frame,
 )
 from flowgraph.runtime.transport import Shared
 from flowgraph.spec.config import build_config, import_object
@@ -287,7 +287,10 @@ def main() -> None:
     """`python -m flowgraph.runtime.worker FD PARENT`: serve the driver at the other end of the socket FD."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
-    asyncio.run(_serve(socket.socket(fileno=fd)))
+    sock = socket.socket(fileno=fd)
+    first = receive_first(sock)
+    if first is not None:
+        asyncio.run(_serve(Channel(sock), first))
 
 
 def die_with(parent: int) -> None:
@@ -299,18 +302,27 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-async def _serve(sock: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=sock)
+async def _serve(channel: Channel, first: bytes) -> None:
+    """Do what the driver says until it says Stop, or is gone."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    setup = decode_to_worker(first)
+    assert isinstance(setup, Setup), "the first message is Setup"
 
     def send(message: FromWorker) -> None:
-        writer.write(frame(encode(message)))
+        channel.put(encode(message))
+        flush()
 
-    async def receive() -> ToWorker:
-        size = int.from_bytes(await reader.readexactly(4), "little")
-        return decode_to_worker(await reader.readexactly(size))
+    def flush() -> None:
+        try:
+            channel.flush()
+        except ConnectionError:
+            channel.outbox.clear()  # the driver is gone, and this process with it
+        if channel.outbox:
+            loop.add_writer(channel.sock, flush)
+        else:
+            loop.remove_writer(channel.sock)
 
-    setup = await receive()
-    assert isinstance(setup, Setup), "the first message is Setup"
     worker = None
     try:
         plan = from_json(setup.plan)
@@ -319,17 +331,28 @@ async def _serve(sock: socket.socket) -> None:
         await worker.start()
     except Exception as error:
         send(failed(-1, f"owner {setup.owner} could not start", error))
-    await writer.drain()
-    try:
-        while not isinstance(message := await receive(), Stop):
-            if worker is not None:
-                worker.handle(message)
-            await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the driver is gone, and this process with it
+
+    def arrived() -> None:
+        frames, is_open = channel.receive()
+        try:
+            for message in map(decode_to_worker, frames):
+                if isinstance(message, Stop):
+                    is_open = False
+                elif worker is not None:
+                    worker.handle(message)
+        except BaseException as error:
+            loop.remove_reader(channel.sock)
+            over.set_exception(error)
+            return
+        if not is_open:
+            loop.remove_reader(channel.sock)
+            over.set_result(None)
+
+    loop.add_reader(channel.sock, arrived)
+    await over
     if worker is not None:
         await worker.close()
-    writer.close()
+    channel.sock.close()
 
 
 if __name__ == "__main__":

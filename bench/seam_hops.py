@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,6 @@ DTYPES: dict[str, Any] = {
     "lengths": np.int32,
     "experts": np.uint8,
 }
-MADV_POPULATE_WRITE = 23
 
 
 def words(nbytes: int) -> int:
@@ -96,18 +94,16 @@ def held(nbytes: int) -> dict[str, Any]:
 
 
 @functools.cache
-def shared(nbytes: int) -> dict[str, Any]:
-    """Shared memory for such tensors; every page of it is there."""
-    whole, each = mmap.mmap(-1, nbytes), 8 * words(nbytes)
-    whole.madvise(MADV_POPULATE_WRITE)
-    return {name: np.frombuffer(whole, np.uint8, each, i * each) for i, name in enumerate(DTYPES)}
+def warm(nbytes: int) -> dict[str, Any]:
+    """Memory for such tensors, every page of which is there."""
+    return {name: np.ones(8 * words(nbytes), np.uint8) for name in DTYPES}
 
 
 def memcpy(nbytes: int, threads: int) -> float:
-    """Seconds of copying the tensors into shared memory whose pages are there, each thread an equal part of each."""
+    """Seconds of copying the tensors into memory whose pages are there, each thread an equal part of each."""
 
     def part(at: int) -> None:
-        for name, target in shared(nbytes).items():
+        for name, target in warm(nbytes).items():
             cut = slice(at * len(target) // threads, (at + 1) * len(target) // threads)
             np.copyto(target[cut], held(nbytes)[name].view(np.uint8)[cut])
 
@@ -117,7 +113,7 @@ def memcpy(nbytes: int, threads: int) -> float:
         for other in others:
             other.result()
 
-    shared(nbytes)
+    warm(nbytes)
     return timed(all_parts)
 
 

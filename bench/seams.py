@@ -9,7 +9,7 @@ bytes, and both sums must agree. Medians, after two runs that warm up. A way tha
 Ours are hops of a graph (bench/seams.yaml) in worker processes, with the driver between them, as a run has them. `in
 place`: the writer asks for the memory of its outputs before it fills them (flowgraph.outputs). `one copy`: it returns
 arrays of its own. The limits are measured in the same processes between those runs: the reader reads as many bytes of
-its own, and the writer copies as many into shared memory whose pages are there, on one thread and on two.
+its own, and the writer copies as many into memory whose pages are there, on one thread and on two.
 """
 
 from __future__ import annotations

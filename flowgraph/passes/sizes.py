@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.spec.dims import Expr, Size, symbol
-from flowgraph.spec.forms import Bits, PerRow, Prefix, Wire
+from flowgraph.spec.forms import COUNT, Bits, PerRow, Prefix, Wire
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import dtype_of
 
@@ -21,7 +21,6 @@ Which = Literal["mean", "max"]
 WHICH: tuple[Which, ...] = get_args(Which)
 # Dims that the ring counts from others: what must have a size where they are used.
 COUNTED = {"leaf": (), "trajectory": ("group", "sample"), "token": ("prompt", "response")}
-COUNT = 4  # bytes of the number of elements that a row shares with the one before it
 
 
 def size_of(name: str, dims: Mapping[str, Size], which: Which, default: float = 1) -> float:

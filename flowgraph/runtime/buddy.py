@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-SMALLEST = 256  # bytes of the smallest class, or a little more
+SMALLEST = (
+    4096  # bytes of the smallest class, or a little more: a page. Frames below two of them are never cut
+)
 ALIGN = 64  # every block starts on a cache line
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from flowgraph.passes.sizes import COUNT
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Column, Hop
 from flowgraph.runtime import writing
 from flowgraph.runtime.arena import Area, Arena
 from flowgraph.runtime.buddy import Buddy
 from flowgraph.runtime.reading import Inputs
-from flowgraph.spec.forms import Prefix
+from flowgraph.spec.forms import COUNT, Prefix
 
 
 class Stored(NamedTuple):
     """A block that was written.
 
-    offset: -1 where there is none; nbytes: all of it; sizes: Hop.dims; wrote: payload bytes by column
+    offset: -1 where there is none; sizes: Hop.dims; wrote: payload bytes by column
+    nbytes: from its start to its end; where frames are never cut its payload alone, which takes less to know
     """
 
     offset: int
@@ -80,15 +80,19 @@ class Desk:
         at: where the block is that the caller took, which then remains the caller's, else -1
         """
         view = self.arena.view
-        if not hop.written:
+        if not hop.slots:
             return Stored(-1, 0, *writing.write(hop, values, given, view, -1, omit, inputs))
-        offset = at if at >= 0 else self.take(hop.name, at_most(hop, given, omit))
+        cut, offset = self.regions[hop.name].levels > 0, at
+        if at < 0:
+            offset = self.take(hop.name, at_most(hop, given, omit) if cut else hop.block_bytes)
         try:
             sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs, self.threads)
         except BaseException:
             if at < 0:
                 self.free({hop.name: (offset,)})
             raise
+        if not cut:
+            return Stored(offset, sum(wrote.values()), sizes, wrote)
         nbytes = block_bytes(hop, sizes)
         self.trim(hop.name, offset, nbytes)
         return Stored(offset, nbytes, sizes, wrote)

@@ -33,7 +33,7 @@ MEMORY = (
 SIGNALS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
     signal.SIGTERM: "someone ended it, or the machine is shutting down: start the run again; ",
-    signal.SIGSEGV: "a native library failed: run with --executor inproc to see in which hop; ",
+    signal.SIGSEGV: "a native library failed, or a hop wrote to what it reads: --executor inproc shows which; ",
     signal.SIGBUS: MEMORY,
 }
 

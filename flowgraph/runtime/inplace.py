@@ -97,8 +97,8 @@ def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:
         if column.name in shapes:
             sizes |= dict(zip(column.shape, shapes[column.name], strict=True))
     bounds = dict(zip(hop.dims, hop.bounds, strict=True))
-    if any(sizes.get(dim, 0) > bound for dim, bound in bounds.items()):
-        return Places(0, {})  # it is refused when it is written
+    if not hop.slots or any(sizes.get(dim, 0) > bound for dim, bound in bounds.items()):
+        return Places(0, {})  # nobody reads it, or it is refused when it is written
     where = spans(hop, {**bounds, **sizes})
     starts = {}
     for column in hop.written:

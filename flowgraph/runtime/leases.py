@@ -17,7 +17,7 @@ from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Area, areas
 
 
-class Holding(msgspec.Struct):
+class Holding(msgspec.Struct, gc=False):
     """What is known of one lease. offset: of its block, -1 until it is written; nbytes: of payload in it"""
 
     owner: str

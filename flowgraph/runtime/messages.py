@@ -72,7 +72,7 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Part(msgspec.Struct, array_like=True, frozen=True):
     """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
 
-    offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block
+    offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block, see `desk.Stored`
     homes: the bytes read, by the owner in whose memory they lie
     """
 

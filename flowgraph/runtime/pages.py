@@ -1,8 +1,8 @@
 """Memory pages of arenas: taken before they are used and, where there is much to take, 2 MB each.
 
-A page of 4 KB costs a fault, and a look-up whenever a reader comes to it; on virtual machines these look-ups halve the
-speed of reading. The kernel gives large pages of shared memory to who asks for them (MADV_COLLAPSE, Linux 6.1), whatever
-its settings, if file and address agree on where they begin. Without them everything works, more slowly.
+A page of 4 KB costs a fault, and a look-up whenever a reader comes to it; on a virtual machine these look-ups take as
+long as the reading. The kernel gives large pages of shared memory to who asks for them (MADV_COLLAPSE, Linux 6.1),
+whatever its settings, where file and address agree on their boundaries. Without them all works, more slowly.
 """
 
 from __future__ import annotations

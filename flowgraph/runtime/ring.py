@@ -15,7 +15,7 @@ from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
-from flowgraph.runtime.desk import Desk
+from flowgraph.runtime.desk import Desk, block_bytes
 from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
@@ -267,7 +267,7 @@ class Ring(Flow):
 
     def _relay(self, hop: Hop, kept: Kept, part: Part) -> Kept:
         """Without `defer`, payload passes through the driver's memory. The block there."""
-        start, size = part.offset, part.nbytes
+        start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
         self.meter.driver_bytes += sum(part.wrote.values())

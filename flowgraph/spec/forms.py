@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+COUNT = 4  # bytes of the number of elements that a row shares with the one before it
+
 
 class Bits(msgspec.Struct, frozen=True, tag=True):
     """Booleans, eight a byte."""

@@ -119,9 +119,9 @@ TestPlacing.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 def test_blocks_lie_on_cache_lines_in_the_smallest_class_that_holds_them() -> None:
     buddy = Buddy(0, 100_032, 2)
-    offsets = [buddy.allocate(n) for n in (1, 700, 30_000)]
+    offsets = [buddy.allocate(n) for n in (1, 7000, 30_000)]
     assert all(offset % ALIGN == 0 for offset in offsets)
-    assert [buddy.bytes_at(buddy.live[o]) for o in offsets] == [384, 768, 49_152]
+    assert [buddy.bytes_at(buddy.live[o]) for o in offsets] == [6208, 12_416, 49_664]
     assert buddy.whole == 1, "they share one frame"
 
 

@@ -283,6 +283,19 @@ def test_cached_files_are_no_memory_in_use(tmp_path: Path) -> None:
     assert available(tmp_path) == 8000
 
 
+def test_a_control_group_of_the_first_version_has_its_limit_too(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in (
+        ("limit_in_bytes", "9000"),
+        ("usage_in_bytes", "8000"),
+        ("stat", "total_inactive_file 6000\n"),
+    ):
+        (tmp_path / "memory" / f"memory.{name}").write_text(text)
+    assert available(tmp_path) == 7000
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
+    assert available(tmp_path) == pytest.approx(available(tmp_path / "none"), rel=0.2)
+
+
 def test_a_worker_with_a_long_log_ends_with_a_short_message(tmp_path: Path) -> None:
     add = f"hops.look={{use: {USERS}.loud, in: {{tokens: batch}}, with: {{die: true}}}}"
     with pytest.raises(WorkerDied, match="ended with exit code 5") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ class Watched(Ring):
         self.fell.append(before - gauge.live)
 
 
-def watched(*overrides: str) -> tuple[Watched, RunError | None]:
+def watched(*overrides: str, off: Collection[str] = ()) -> tuple[Watched, RunError | None]:
     """Run the toy ring in this process. What the driver says is alive afterwards is what its workers have placed."""
     loaded = load(TOY, overrides)
     assert loaded.graph is not None, loaded.diagnostics
-    plan = compile_graph(loaded.graph)
+    plan = compile_graph(loaded.graph, off=off)
     executor, problem = InProcess(), None
     with arenas(plan, alone=True) as memory:
         ring = Watched(plan, executor, {}, memory, Observed())
@@ -86,6 +87,15 @@ def test_the_reader_of_a_dead_owner_is_told_which(tmp_path: Path) -> None:
     region = watched("run.steps=1")[0].table.homes["rollout"]
     with pytest.raises(LedgerError, match="who reads a block of rollout names lease 1, and that is over"):
         region.at(1)
+
+
+@pytest.mark.parametrize("off", [(), ("defer",), ("fuse",)])
+def test_driver_and_workers_agree_on_what_is_alive(off: tuple[str, ...]) -> None:
+    """Also where blocks pass through the driver's memory, and so begin in one arena and end in another."""
+    ring, problem = watched("hops.dispatch.in.version.max_lag=1", "run.steps=8", off=off)
+    assert problem is None
+    home = "driver" if off == ("defer",) else "rollout"
+    assert ring.table.gauges[home].most >= 6 * 40, "a batch of trajectories"
 
 
 def test_a_group_that_gives_up_in_its_middle_leaves_no_block() -> None:
@@ -179,11 +189,11 @@ def values(lengths: list[int], prompt: int) -> dict[str, Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=2), prompt=st.integers(0, 4))
+@given(lengths=st.lists(st.integers(0, 4000), min_size=1, max_size=2), prompt=st.integers(0, 4))
 def test_a_block_takes_no_more_room_than_its_values_have_bytes(lengths: list[int], prompt: int) -> None:
     """What is taken before they are written is all that is needed, but for forms whose size shows only then."""
     for passes in ((), ("encode",)):
-        plan = compile_file(TOY, off=passes)
+        plan = compile_file(TOY, ["dims.response={mean: 2, max: 4000}"], off=passes)
         hop = plan.hops["rollout"]
         outputs = values(lengths, prompt)
         checked = writing.checked(hop, hop.checked, outputs)
@@ -191,6 +201,7 @@ def test_a_block_takes_no_more_room_than_its_values_have_bytes(lengths: list[int
             desk = Desk(memory.open("rollout", ["rollout"])["rollout"], areas(plan)["rollout"])
             stored = desk.store(hop, outputs, checked)
         most = at_most(hop, checked)
+        assert desk.regions["rollout"].levels
         assert stored.nbytes == block_bytes(hop, stored.sizes) <= most <= hop.block_bytes
         assert most - stored.nbytes <= 8 * len(hop.written) + 4 * sum(lengths) + 4 * prompt + 4
 

@@ -21,6 +21,7 @@ from flowgraph.learners.protocol import Learner, TokenLoss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
+from flowgraph.spec.outputs import outputs
 from flowgraph.spec.types import (
     Array,
     Backlog,
@@ -160,6 +161,7 @@ __all__ = [
     "fold",
     "hop",
     "load",
+    "outputs",
     "run",
     "simulate",
 ]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
 from flowgraph.plan.plan import Plan
+from flowgraph.runtime.pages import LARGE, MADV_POPULATE_WRITE, take_large
 from flowgraph.spec.units import size_text
 
-MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 CHUNK = 1 << 18  # bytes taken at once: about 0.1 ms, half of what a fault for each page takes
 
 
@@ -49,6 +49,7 @@ class Arena:
         Raises MemoryShort when there is no memory for them. A kernel that can't do it gives each page on its first use.
         """
         size = len(self.map)
+        self._take_large(-(-start // LARGE) * LARGE, (start + nbytes) // LARGE * LARGE)
         for chunk in range(start // CHUNK, -(-(start + nbytes) // CHUNK)):
             if self.taken[chunk]:
                 continue
@@ -63,6 +64,12 @@ class Arena:
                     f"an arena of {size_text(size)} can't take {size_text(CHUNK)} more: {error.strerror}"
                 )
                 raise MemoryShort(message, "let less else run on this machine") from error
+
+    def _take_large(self, start: int, end: int) -> None:
+        """Take what is wholly within a block in large pages, if nothing of it was taken before."""
+        chunks = slice(start // CHUNK, end // CHUNK)
+        if start < end and not any(self.taken[chunks]) and take_large(self.map, start, end):
+            self.taken[chunks] = b"\1" * (chunks.stop - chunks.start)
 
     @property
     def resident(self) -> int:

@@ -32,15 +32,19 @@ class Stored(NamedTuple):
 
 
 class Desk:
-    """Allocators of one owner's arena, by hop. held: hop → (offset, bytes) of blocks that an earlier process left"""
+    """Allocators of one owner's arena, by hop.
+
+    held: hop → (offset, bytes) of blocks that an earlier process left; threads: that may copy
+    """
 
     def __init__(
         self,
         arena: Arena,
         areas: Mapping[str, Area],
         held: Mapping[str, Iterable[tuple[int, int]]] | None = None,
+        threads: int = 1,
     ) -> None:
-        self.arena = arena
+        self.arena, self.threads = arena, threads
         self.regions = {hop: Buddy(*area) for hop, area in areas.items()}
         for hop, blocks in (held or {}).items():
             for offset, nbytes in blocks:
@@ -69,17 +73,23 @@ class Desk:
         given: writing.Checked,
         omit: Collection[str] = (),
         inputs: Inputs | None = None,
+        at: int = -1,
     ) -> Stored:
-        """Write every column that has a place into a new block, by `writing.write`. None is left when that raises."""
+        """Write every column that has a place into a block, by `writing.write`. None is left when that raises.
+
+        at: where the block is that the caller took, which then remains the caller's, else -1
+        """
         view = self.arena.view
         if not hop.slots:
             return Stored(-1, 0, *writing.write(hop, values, given, view, -1, omit, inputs))
-        cut = self.regions[hop.name].levels > 0
-        offset = self.take(hop.name, at_most(hop, given, omit) if cut else hop.block_bytes)
+        cut, offset = self.regions[hop.name].levels > 0, at
+        if at < 0:
+            offset = self.take(hop.name, at_most(hop, given, omit) if cut else hop.block_bytes)
         try:
-            sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs)
+            sizes, wrote = writing.write(hop, values, given, view, offset, omit, inputs, self.threads)
         except BaseException:
-            self.free({hop.name: (offset,)})
+            if at < 0:
+                self.free({hop.name: (offset,)})
             raise
         if not cut:
             return Stored(offset, sum(wrote.values()), sizes, wrote)

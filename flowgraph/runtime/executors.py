@@ -21,7 +21,8 @@ from typing import Protocol
 
 from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
-from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode, frame
+from flowgraph.runtime.channel import Channel
+from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
 from flowgraph.runtime.transport import Shared, Transport
 from flowgraph.runtime.worker import Worker, failed
 
@@ -141,46 +142,13 @@ class InProcess:
         self.loop.close()
 
 
-class _Link:
-    """One worker process: its socket, what waits to be sent, and what has come so far."""
+class _Link(Channel):
+    """One worker process, and the driver's end of its channel."""
 
     def __init__(self, owner: str, process: subprocess.Popen[bytes], sock: socket.socket, log: Path) -> None:
-        self.owner, self.process, self.sock, self.log = owner, process, sock, log
-        self.outbox = bytearray()
-        self.inbox = bytearray()
-        sock.setblocking(False)
-
-    def flush(self) -> None:
-        """Send what the socket takes now."""
-        while self.outbox:
-            try:
-                sent = self.sock.send(self.outbox)
-            except BlockingIOError:
-                return
-            del self.outbox[:sent]
-
-    def receive(self) -> tuple[list[bytes], bool]:
-        """Whole messages that have come, and whether the other end is still open."""
-        is_open = True
-        while True:
-            try:
-                data = self.sock.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                data = b""
-            if not data:
-                is_open = False
-                break
-            self.inbox += data
-        frames = []
-        while len(self.inbox) >= 4:
-            size = int.from_bytes(self.inbox[:4], "little")
-            if len(self.inbox) < 4 + size:
-                break
-            frames.append(bytes(self.inbox[4 : 4 + size]))
-            del self.inbox[: 4 + size]
-        return frames, is_open
+        super().__init__(sock)
+        self.owner, self.process, self.log = owner, process, log
+        self.events = selectors.EVENT_READ
 
     def last_words(self) -> str:
         """The end of the worker's log, which may be large, for an error message."""
@@ -240,7 +208,7 @@ class Processes:
         data = encode(message)
         self.control_bytes += len(data)
         link = self.links[owner]
-        link.outbox += frame(data)
+        link.put(data)
         self._flush(link)
 
     def _flush(self, link: _Link) -> None:
@@ -249,7 +217,9 @@ class Processes:
         except ConnectionError:
             return  # `wait` finds the end of the stream and raises by name
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outbox else 0)
-        self.selector.modify(link.sock, events, link)
+        if events != link.events:
+            link.events = events
+            self.selector.modify(link.sock, events, link)
 
     def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
         deadline = time.monotonic() + seconds
@@ -289,7 +259,7 @@ class Processes:
         links, self.links = self.links, {}
         if grace > 0:
             for link in links.values():
-                link.outbox += frame(encode(Stop()))
+                link.put(encode(Stop()))
                 self._flush(link)
         until = time.monotonic() + grace
         for link in links.values():

@@ -131,11 +131,6 @@ def encode(message: ToWorker | FromWorker) -> bytes:
     return _encoder.encode(message)
 
 
-def frame(data: bytes) -> bytes:
-    """A message as it goes over a socket: four bytes of length, little-endian, then the message."""
-    return len(data).to_bytes(4, "little") + data
-
-
 def decode_to_worker(data: bytes) -> ToWorker:
     return _to_worker.decode(data)
 

@@ -21,6 +21,7 @@ from flowgraph.memory import available
 from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Arena
+from flowgraph.runtime.pages import mapped
 from flowgraph.spec.units import size_text
 
 
@@ -62,7 +63,9 @@ class Heap:
     """Memory of this process alone, taken as blocks come to lie in it."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.arenas = {name: Arena(mmap.mmap(-1, size)) for name, size in sizes.items()}
+        self.arenas = {
+            name: Arena(mapped(-1, size, mmap.PROT_READ | mmap.PROT_WRITE)) for name, size in sizes.items()
+        }
 
     def open(self, owner: str, places: Collection[str]) -> dict[str, Arena]:
         return {n: self.arenas[n] if n == owner else self.arenas[n].to_read() for n in places}
@@ -73,7 +76,7 @@ class Heap:
 
 def _mapped(fd: int, *, writable: bool) -> Arena:
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    return Arena(mmap.mmap(fd, os.fstat(fd).st_size, prot=prot))
+    return Arena(mapped(fd, os.fstat(fd).st_size, prot))
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
 from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.blame import member_of
+from flowgraph.runtime.channel import Channel, receive_first
 from flowgraph.runtime.desk import Desk
+from flowgraph.runtime.inplace import Offer, offering
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -41,7 +43,6 @@ from flowgraph.runtime.messages import (
     ToWorker,
     decode_to_worker,
     encode,
-    frame,
 )
 from flowgraph.runtime.transport import Shared
 from flowgraph.spec.config import build_config, import_object
@@ -82,10 +83,11 @@ class Worker:
         self.logs = logs
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
-        self.desk = Desk(arenas[owner], areas(plan)[owner])
+        self.desk = Desk(arenas[owner], areas(plan)[owner], threads=threads_of(self.owner))
         # Folds are the driver's own: it binds and fires them itself.
         self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.calls: dict[str, Callable[..., Any]] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}  # as they are written, without what is bound
         self.resources: dict[str, Any] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.interrupted: set[int] = set()
@@ -118,6 +120,7 @@ class Worker:
             self.resources["tokenizer"] = Tokenizer(self.models[owner.tokenizer])
         for name, hop in self.hops.items():
             spec, fixed = fill(hop, self.resources)
+            self.functions[name] = spec.function
             self.calls[name] = functools.partial(spec.function, **fixed)
         self.send(Started(owner.name, time.monotonic() - began))
 
@@ -165,11 +168,12 @@ class Worker:
                 hop = self.hops[name]
                 read = reader.inputs(hop, fire.blocks, leaves, handed)
                 call, values = self.calls[name], {**read.values, **fire.values}
-                if self._verifies(hop):
-                    result = purity.call(f"hop {name}", call, values, hop.resources)
-                else:
-                    result = call(**values)
-                parts.append(self._part(hop, fire, result, read, began, handed))
+                with offering(self.desk, hop, self.functions[hop.name]) as offer:
+                    if self._verifies(hop):
+                        result = purity.call(f"hop {name}", call, values, hop.resources)
+                    else:
+                        result = call(**values)
+                    parts.append(self._part(hop, fire, result, read, began, handed, offer))
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except Rejected as error:
@@ -186,11 +190,13 @@ class Worker:
             began = time.monotonic()
             read = reading.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
             call, values = self.calls[hop.name], {**read.values, **fire.values}
-            if self._verifies(hop):
-                result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
-            else:
-                result = await call(**values)
-            self.send(Done(fire.id, [self._part(hop, fire, result, read, began, {})]))
+            with offering(self.desk, hop, self.functions[hop.name]) as offer:
+                if self._verifies(hop):
+                    result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
+                else:
+                    result = await call(**values)
+                part = self._part(hop, fire, result, read, began, {}, offer)
+            self.send(Done(fire.id, [part]))
         except Rejected as error:
             self.send(self._gone(hop, fire, error))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -212,16 +218,17 @@ class Worker:
         return self.plan.verify and hop.kind == "hop"
 
     def _part(
-        self, hop: Hop, fire: Fire, result: Any, read: reading.Inputs, began: float, handed: dict[str, Any]
-    ) -> Part:
+        self, hop: Hop, fire: Fire, result: Any, read: reading.Inputs, began: float, handed: dict[str, Any],
+        offer: Offer,
+    ) -> Part:  # fmt: skip
         """Write a hop's outputs, and lay out for its group what is not written."""
         outputs = result._asdict() if hasattr(result, "_asdict") else {"out": result}
         omit = [name.partition(".")[2] for name in fire.omit if name.partition(".")[0] == hop.name]
         try:
             if self.plan.verify:
                 writing.verify(hop, outputs, read)
-            given = writing.checked(hop, hop.checked, outputs, read.sizes)
-            stored = self.desk.store(hop, outputs, given, omit, read)
+            given = offer.accept(writing.checked(hop, hop.checked, outputs, read.sizes))
+            stored = self.desk.store(hop, outputs, given, omit, read, offer.offset)
             if hop.group:
                 handed |= writing.hand_on(hop, given)
         except PromiseBroken as error:
@@ -280,7 +287,10 @@ def main() -> None:
     """`python -m flowgraph.runtime.worker FD PARENT`: serve the driver at the other end of the socket FD."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
-    asyncio.run(_serve(socket.socket(fileno=fd)))
+    sock = socket.socket(fileno=fd)
+    first = receive_first(sock)
+    if first is not None:
+        asyncio.run(_serve(Channel(sock), first))
 
 
 def die_with(parent: int) -> None:
@@ -292,18 +302,27 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-async def _serve(sock: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=sock)
+async def _serve(channel: Channel, first: bytes) -> None:
+    """Do what the driver says until it says Stop, or is gone."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    setup = decode_to_worker(first)
+    assert isinstance(setup, Setup), "the first message is Setup"
 
     def send(message: FromWorker) -> None:
-        writer.write(frame(encode(message)))
+        channel.put(encode(message))
+        flush()
 
-    async def receive() -> ToWorker:
-        size = int.from_bytes(await reader.readexactly(4), "little")
-        return decode_to_worker(await reader.readexactly(size))
+    def flush() -> None:
+        try:
+            channel.flush()
+        except ConnectionError:
+            channel.outbox.clear()  # the driver is gone, and this process with it
+        if channel.outbox:
+            loop.add_writer(channel.sock, flush)
+        else:
+            loop.remove_writer(channel.sock)
 
-    setup = await receive()
-    assert isinstance(setup, Setup), "the first message is Setup"
     worker = None
     try:
         plan = from_json(setup.plan)
@@ -312,17 +331,28 @@ async def _serve(sock: socket.socket) -> None:
         await worker.start()
     except Exception as error:
         send(failed(-1, f"owner {setup.owner} could not start", error))
-    await writer.drain()
-    try:
-        while not isinstance(message := await receive(), Stop):
-            if worker is not None:
-                worker.handle(message)
-            await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the driver is gone, and this process with it
+
+    def arrived() -> None:
+        frames, is_open = channel.receive()
+        try:
+            for message in map(decode_to_worker, frames):
+                if isinstance(message, Stop):
+                    is_open = False
+                elif worker is not None:
+                    worker.handle(message)
+        except BaseException as error:
+            loop.remove_reader(channel.sock)
+            over.set_exception(error)
+            return
+        if not is_open:
+            loop.remove_reader(channel.sock)
+            over.set_result(None)
+
+    loop.add_reader(channel.sock, arrived)
+    await over
     if worker is not None:
         await worker.close()
-    writer.close()
+    channel.sock.close()
 
 
 if __name__ == "__main__":

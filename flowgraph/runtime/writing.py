@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowgraph.errors import PayloadError
-from flowgraph.plan.layout import Span, spans, tensor_bytes
+from flowgraph.plan.layout import spans, tensor_bytes
 from flowgraph.plan.plan import Column, Hop
 from flowgraph.runtime import wire
+from flowgraph.runtime.copying import Copy, copy
 from flowgraph.runtime.encoding import encoded, too_long
 from flowgraph.runtime.reading import Inputs, agree
 from flowgraph.spec.forms import Bits, Range
@@ -60,11 +61,13 @@ def write(
     lease: int,
     omit: Collection[str] = (),
     inputs: Inputs | None = None,
+    threads: int = 1,
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """Write every column that has a place into the block at `lease`. Returns sizes (Hop.dims) and bytes by column.
 
     given: the values that somebody gets, checked; lease: any, where no column has a place
-    inputs: what the hop read. Raises PayloadError, and PromiseBroken where a promise shows to be broken.
+    inputs: what the hop read; threads: that may copy
+    Raises PayloadError, and PromiseBroken where a promise shows to be broken.
     """
     raw, sizes = dict(given.raw), dict(given.sizes)
     env = {**(inputs.values if inputs else {}), **values}
@@ -82,8 +85,15 @@ def write(
             sizes[f"#{column.name}"] = len(raw[column.name])
     _within(hop, sizes)
     where = spans(hop, sizes)
+    copies = []
     for name, span in where.items():
-        _store(hop.column(name), raw[name], view, lease, span)
+        if hop.column(name).kind == "array":
+            stored, start = raw[name], lease + span.start
+            target = np.frombuffer(view, stored.dtype, stored.size, start).reshape(stored.shape)
+            copies.append(Copy(target, stored))
+        else:
+            _store(hop.column(name), raw[name], view, lease + span.start, span.nbytes)
+    copy(copies, threads)
     return tuple(sizes[d] for d in hop.dims), {name: s.nbytes for name, s in where.items()}
 
 
@@ -161,15 +171,11 @@ def _within(hop: Hop, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _store(column: Column, value: Any, view: memoryview, lease: int, span: Span) -> None:
-    start = lease + span.start
-    if column.kind == "array":
-        target = np.frombuffer(view, value.dtype, value.size, start).reshape(value.shape)
-        np.copyto(target, value)
-    elif column.kind == "tensors":
-        if span.nbytes:
-            from flowgraph.runtime.tensors import write_tensors
+def _store(column: Column, value: Any, view: memoryview, start: int, nbytes: int) -> None:
+    """What is no array."""
+    if column.kind != "tensors":
+        view[start : start + nbytes] = value
+    elif nbytes:
+        from flowgraph.runtime.tensors import write_tensors
 
-            write_tensors(column.tensors, value, view, start)
-    else:
-        view[start : start + span.nbytes] = value
+        write_tensors(column.tensors, value, view, start)

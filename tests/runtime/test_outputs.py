@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.copying import address
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.inplace import offering
+from flowgraph.runtime.pages import Pages
 from tests.runtime import toy
 from tests.runtime.harness import TOY, run_toy, steps
 from tests.runtime.placing import WAYS
@@ -49,7 +49,7 @@ class Bench:
     def __init__(self) -> None:
         self.plan = flowgraph.compile(TOY)
         self.hop: Hop = self.plan.hops["rollout"]
-        self.arena = Arena(mmap.mmap(-1, self.plan.owners["rollout"].arena_bytes))
+        self.arena = Arena(Pages(-1, self.plan.owners["rollout"].arena_bytes))
         self.desk = Desk(self.arena, areas(self.plan)["rollout"])
 
     @property

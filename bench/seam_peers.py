@@ -44,12 +44,17 @@ def as_bytes(found: Any) -> Tensors:
     return out
 
 
+def numpy_tensors(nbytes: int) -> Tensors:
+    """bfloat16 as int16: pickle copies the former once more, because it is no dtype of numpy's own."""
+    found = tensors(nbytes)
+    return found | {"hidden": found["hidden"].view(np.int16)}
+
+
 def torch_tensors(nbytes: int) -> Tensors:
     import torch
 
-    found = tensors(nbytes)
-    hidden = torch.from_numpy(found.pop("hidden").view(np.int16)).view(torch.bfloat16)
-    return {**{name: torch.from_numpy(array) for name, array in found.items()}, "hidden": hidden}
+    found = {name: torch.from_numpy(array) for name, array in numpy_tensors(nbytes).items()}
+    return found | {"hidden": found["hidden"].view(torch.bfloat16)}
 
 
 def stamped(own: Tensors, run: int) -> int:
@@ -79,7 +84,7 @@ class Pipe:
 
     def tensors(self, nbytes: int) -> Tensors:
         """What A has."""
-        return tensors(nbytes)
+        return numpy_tensors(nbytes)
 
     def fresh(self, own: Tensors) -> Tensors:
         """What A sends this time, made before the clock starts."""
@@ -172,7 +177,7 @@ class Zmq(Pipe):
 
     def tensors(self, nbytes: int) -> Tensors:
         self.socket.bind(self.over)
-        return tensors(nbytes)
+        return numpy_tensors(nbytes)
 
     def send(self, own: Tensors) -> None:
         self.socket.send_multipart([array.view(np.uint8) for array in own.values()], copy=False)
@@ -250,7 +255,7 @@ class Put:
     """Actors of Ray: A puts a dict into the object store and hands B the reference. kind: numpy or torch"""
 
     def __init__(self, kind: str, nbytes: int) -> None:
-        self.own = torch_tensors(nbytes) if kind == "torch" else tensors(nbytes)
+        self.own = torch_tensors(nbytes) if kind == "torch" else numpy_tensors(nbytes)
 
     def give(self, run: int, other: Any) -> tuple[float, int, Took]:
         import ray

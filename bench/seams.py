@@ -117,26 +117,27 @@ def seconds(rows: dict[str, Row], name: str, what: str = "done") -> float | None
 
 
 def table(found: dict[int, dict[str, Row]]) -> None:
-    """ms there, ms done, GB/s to done, and how many times as long as in place; x of the limits: to reading."""
-    print(f"{'':38}" + "".join(f"{f'{mb} MB: there':>15}{'done ms':>9}{'GB/s':>7}{'x':>7}" for mb in found))
+    """By size: ms until there and until done, GB/s until done, and how many times as long as in place."""
+    print(f"{'':37}" + "".join(f"{f'{mb} MB':>32}" for mb in found))
+    print(f"{'':37}" + f"{'there':>11}{'done, ms':>9}{'GB/s':>6}{'x':>6}" * len(found))
     for name, title in {**TITLES, **LIMITS}.items():
         if not any(name in rows for rows in found.values()):
             continue
-        line = f"{title:38}"
+        line = f"{title:37}"
         for mb, rows in found.items():
             row, base = rows[name], seconds(rows, "place") or seconds(rows, "read")
             if isinstance(row, str):
-                line += f"{row[:36]:>38}"
+                line += f"{row[:30]:>32}"
                 continue
             there = f"{1e3 * row['there']:.2f}" if "there" in row else ""
             times = f"{row['done'] / base:.2f}" if base else ""
-            line += f"{there:>15}{1e3 * row['done']:>9.2f}{mb * MB / row['done'] / 1e9:>7.1f}{times:>7}"
+            line += f"{there:>11}{1e3 * row['done']:>9.2f}{mb * MB / row['done'] / 1e9:>6.1f}{times:>6}"
         print(line)
 
 
 def ratios(found: dict[int, dict[str, Row]]) -> None:
     """What is aimed at, and what was reached."""
-    print(f"\n{'':58}{'aim':>8}" + "".join(f"{f'{mb} MB':>9}" for mb in found))
+    print(f"\n{'':52}{'aim':>8}" + "".join(f"{f'{mb} MB':>9}" for mb in found))
     ray = ("ray-torch", "ray-numpy")
     lines: list[tuple[str, str, list[float | None]]] = []
     every = list(found.values())
@@ -170,7 +171,7 @@ def ratios(found: dict[int, dict[str, Row]]) -> None:
             values.append(min(best) / own if best and own else None)
         lines.append((title, aim, values))
     for title, aim, values in lines:
-        print(f"{title:58}{aim:>8}" + "".join(f"{'' if v is None else f'{v:.2f}':>9}" for v in values))
+        print(f"{title:52}{aim:>8}" + "".join(f"{'' if v is None else f'{v:.2f}':>9}" for v in values))
 
 
 def main() -> None:

@@ -8,12 +8,11 @@ run ends.
 from __future__ import annotations
 
 import errno
-import mmap
 from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.pages import LARGE, MADV_POPULATE_WRITE, take_large
+from flowgraph.runtime.pages import LARGE, MADV_POPULATE_WRITE, Pages
 from flowgraph.spec.units import size_text
 
 CHUNK = 1 << 18  # bytes taken at once: about 0.1 ms, half of what a fault for each page takes
@@ -34,9 +33,9 @@ class Arena:
     that are there sixteen at a time, as fast as when it is asked to beforehand
     """
 
-    def __init__(self, memory: mmap.mmap, view: memoryview | None = None) -> None:
+    def __init__(self, memory: Pages, view: memoryview | None = None) -> None:
         self.map = memory
-        self.view = memoryview(memory) if view is None else view
+        self.view = memory.view if view is None else view
         self.taken = bytearray(-(-len(memory) // CHUNK))
 
     def to_read(self) -> Arena:
@@ -56,7 +55,7 @@ class Arena:
             self.taken[chunk] = True
             begin = chunk * CHUNK
             try:
-                self.map.madvise(MADV_POPULATE_WRITE, begin, min(CHUNK, size - begin))
+                self.map.advise(MADV_POPULATE_WRITE, begin, min(CHUNK, size - begin))
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     continue
@@ -68,7 +67,7 @@ class Arena:
     def _take_large(self, start: int, end: int) -> None:
         """Take what is wholly within a block in large pages, if nothing of it was taken before."""
         chunks = slice(start // CHUNK, end // CHUNK)
-        if start < end and not any(self.taken[chunks]) and take_large(self.map, start, end):
+        if start < end and not any(self.taken[chunks]) and self.map.take_large(start, end):
             self.taken[chunks] = b"\1" * (chunks.stop - chunks.start)
 
     @property

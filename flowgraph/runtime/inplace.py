@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ class Places(NamedTuple):
 
 
 class Offer:
-    """Of one firing of a hop: a block for its outputs, once they are asked for.
+    """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. It is free again when that raises.
 
     offset: of that block, -1 while there is none; shapes: that were asked for; arrays: those in the block
     """
@@ -36,6 +35,15 @@ class Offer:
         self.offset = -1
         self.shapes: Mapping[str, Shape] = {}
         self.arrays: dict[str, Any] = {}
+
+    def __enter__(self) -> Offer:
+        self.token = offered.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        offered.reset(self.token)
+        if kind is not None:
+            self.give_back()
 
     def __call__(self, of: Callable[..., Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any]:
         """Arrays of these shapes in the block; none for another hop's, or the second time."""
@@ -74,20 +82,6 @@ class Offer:
         if self.offset >= 0:
             self.desk.free({self.hop.name: (self.offset,)})
         self.offset = -1
-
-
-@contextmanager
-def offering(desk: Desk, hop: Hop, function: Callable[..., Any]) -> Iterator[Offer]:
-    """`flowgraph.outputs` has a block for this hop inside. It is free again when that raises."""
-    offer = Offer(desk, hop, function)
-    token = offered.set(offer)
-    try:
-        yield offer
-    except BaseException:
-        offer.give_back()
-        raise
-    finally:
-        offered.reset(token)
 
 
 def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:

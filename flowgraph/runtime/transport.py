@@ -21,7 +21,7 @@ from flowgraph.memory import available
 from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Arena
-from flowgraph.runtime.pages import mapped
+from flowgraph.runtime.pages import Pages
 from flowgraph.spec.units import size_text
 
 
@@ -51,7 +51,11 @@ class Shared:
         return made
 
     def open(self, owner: str, places: Collection[str]) -> dict[str, Arena]:
-        return {name: _mapped(self.fds[name], writable=name == owner) for name in places}
+        return {name: self._arena(name, writable=name == owner) for name in places}
+
+    def _arena(self, name: str, *, writable: bool) -> Arena:
+        fd = self.fds[name]
+        return Arena(Pages(fd, os.fstat(fd).st_size, writable=writable))
 
     def close(self) -> None:
         """The kernel frees the memory with the last descriptor and mapping."""
@@ -63,20 +67,13 @@ class Heap:
     """Memory of this process alone, taken as blocks come to lie in it."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.arenas = {
-            name: Arena(mapped(-1, size, mmap.PROT_READ | mmap.PROT_WRITE)) for name, size in sizes.items()
-        }
+        self.arenas = {name: Arena(Pages(-1, size)) for name, size in sizes.items()}
 
     def open(self, owner: str, places: Collection[str]) -> dict[str, Arena]:
         return {n: self.arenas[n] if n == owner else self.arenas[n].to_read() for n in places}
 
     def close(self) -> None:
         self.arenas.clear()
-
-
-def _mapped(fd: int, *, writable: bool) -> Arena:
-    prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    return Arena(mapped(fd, os.fstat(fd).st_size, prot))
 
 
 @contextmanager

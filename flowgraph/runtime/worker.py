@@ -26,7 +26,7 @@ from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.channel import Channel, receive_first
 from flowgraph.runtime.desk import Desk
-from flowgraph.runtime.inplace import Offer, offering
+from flowgraph.runtime.inplace import Offer
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -168,7 +168,7 @@ class Worker:
                 hop = self.hops[name]
                 read = reader.inputs(hop, fire.blocks, leaves, handed)
                 call, values = self.calls[name], {**read.values, **fire.values}
-                with offering(self.desk, hop, self.functions[hop.name]) as offer:
+                with Offer(self.desk, hop, self.functions[hop.name]) as offer:
                     if self._verifies(hop):
                         result = purity.call(f"hop {name}", call, values, hop.resources)
                     else:
@@ -190,7 +190,7 @@ class Worker:
             began = time.monotonic()
             read = reading.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
             call, values = self.calls[hop.name], {**read.values, **fire.values}
-            with offering(self.desk, hop, self.functions[hop.name]) as offer:
+            with Offer(self.desk, hop, self.functions[hop.name]) as offer:
                 if self._verifies(hop):
                     result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
                 else:
@@ -319,9 +319,11 @@ async def _serve(channel: Channel, first: bytes) -> None:
         except ConnectionError:
             channel.outbox.clear()  # the driver is gone, and this process with it
         if channel.outbox:
-            loop.add_writer(channel.sock, flush)
-        else:
-            loop.remove_writer(channel.sock)
+            loop.add_writer(channel.sock, more)
+
+    def more() -> None:
+        loop.remove_writer(channel.sock)
+        flush()
 
     worker = None
     try:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from flowgraph.runtime.arena import CHUNK, Area, Arena
 from flowgraph.runtime.buddy import ALIGN, Buddy
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.leases import Region
+from flowgraph.runtime.pages import LARGE, Pages, address
 from flowgraph.runtime.transport import Shared
 
 SIZES = st.one_of(st.sampled_from([64, 1000, 1 << 14, 99_968, 100_032]), st.integers(1, 300_000))
@@ -267,3 +269,54 @@ def test_a_kernel_that_cant_take_pages_at_once_gives_them_on_first_use(
 
 def _pages(fd: int) -> int:
     return os.fstat(fd).st_blocks * 512
+
+
+@pytest.mark.parametrize("start", [0, 3 * CHUNK, LARGE + 64])
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_large_pages_change_neither_what_is_there_nor_how_much_is_taken(
+    start: int, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel may have none: then small ones are taken. Readers see the same, mapped before or after."""
+    if not is_allowed:
+        monkeypatch.setattr("flowgraph.runtime.pages.MADV_COLLAPSE", 99)
+    size = 3 * LARGE + 100
+    with shared(5 * LARGE) as memory:
+        own, before = arena(memory), arena(memory, "reader")
+        own.view[start + LARGE] = 7
+        own.populate(start, size)
+        chunks = -(-(start + size) // CHUNK) - start // CHUNK
+        assert _pages(memory.fds["own"]) == own.resident == chunks * CHUNK
+        content = bytes(range(1, 251)) * (size // 250)
+        assert own.view[start + LARGE] == 7
+        own.view[start : start + len(content)] = content
+        for reader in (before, arena(memory, "reader")):
+            assert reader.view[start : start + len(content)] == content
+        own.populate(0, 5 * LARGE)
+        assert own.view[start : start + len(content)] == content
+        assert _pages(memory.fds["own"]) == own.resident == 5 * LARGE
+
+
+def test_memory_of_a_file_begins_at_a_large_page_wherever_others_lie() -> None:
+    with shared(4 * LARGE + 4096) as memory:
+        held = []
+        for n in (1, 3, 7, 513):
+            held += [Arena(Pages(-1, n * 4096)), arena(memory)]
+        assert [address(one.view) % LARGE for one in held[1::2]] == [0] * 4
+        assert [len(one.view) for one in held[1::2]] == [4 * LARGE + 4096] * 4
+
+
+def test_a_file_lasts_as_long_as_something_looks_at_it_and_no_longer() -> None:
+    with shared(2 * LARGE) as memory:
+        array = np.frombuffer(arena(memory).view, np.uint8)[-3:]
+        array[:] = 5
+        where = array.__array_interface__["data"][0]
+        assert _is_mapped(where)
+        assert arena(memory, "reader").view[-3:] == b"\5\5\5"
+        del array
+        assert not _is_mapped(where)
+
+
+def _is_mapped(address: int) -> bool:
+    with open("/proc/self/maps") as lines:
+        ranges = [line.split(" ", 1)[0].split("-") for line in lines if "flowgraph-own" in line]
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from flowgraph.runtime import writing
 from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.copying import address
 from flowgraph.runtime.desk import Desk
-from flowgraph.runtime.inplace import offering
+from flowgraph.runtime.inplace import Offer
+from flowgraph.runtime.pages import Pages
 from tests.runtime import toy
 from tests.runtime.harness import TOY, run_toy, steps
 from tests.runtime.placing import WAYS
@@ -49,7 +49,7 @@ class Bench:
     def __init__(self) -> None:
         self.plan = flowgraph.compile(TOY)
         self.hop: Hop = self.plan.hops["rollout"]
-        self.arena = Arena(mmap.mmap(-1, self.plan.owners["rollout"].arena_bytes))
+        self.arena = Arena(Pages(-1, self.plan.owners["rollout"].arena_bytes))
         self.desk = Desk(self.arena, areas(self.plan)["rollout"])
 
     @property
@@ -75,7 +75,7 @@ def filled(out: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_arrays_that_cross_as_they_are_lie_in_the_block_and_nothing_is_copied(bench: Bench) -> None:
-    with offering(bench.desk, bench.hop, toy.sample) as offer:
+    with Offer(bench.desk, bench.hop, toy.sample) as offer:
         given = filled(outputs(toy.sample, token=3, leaf=1))
         assert bench.holds(given["tokens"])
         assert bench.holds(given["leaf_offsets"])
@@ -95,7 +95,7 @@ def test_arrays_that_cross_as_they_are_lie_in_the_block_and_nothing_is_copied(be
 
 def test_a_block_is_free_again_when_the_hop_fails(bench: Bench) -> None:
     def fails() -> None:
-        with offering(bench.desk, bench.hop, toy.sample):
+        with Offer(bench.desk, bench.hop, toy.sample):
             outputs(toy.sample, token=3, leaf=1)
             assert bench.live == 1
             raise ArithmeticError
@@ -108,7 +108,7 @@ def test_a_block_is_free_again_when_the_hop_fails(bench: Bench) -> None:
 
 def test_what_is_larger_than_its_bound_gets_no_place_and_is_refused_by_name_as_ever(bench: Bench) -> None:
     bound = dict(zip(bench.hop.dims, bench.hop.bounds, strict=True))["token"]
-    with offering(bench.desk, bench.hop, toy.sample) as offer:
+    with Offer(bench.desk, bench.hop, toy.sample) as offer:
         out = outputs(toy.sample, token=bound + 1, leaf=1)
         assert offer.offset == -1
     out["leaf_offsets"][:] = [0, bound + 1]
@@ -118,7 +118,7 @@ def test_what_is_larger_than_its_bound_gets_no_place_and_is_refused_by_name_as_e
 
 
 def test_the_outputs_of_another_hop_have_no_place_here(bench: Bench) -> None:
-    with offering(bench.desk, bench.hop, toy.sample):
+    with Offer(bench.desk, bench.hop, toy.sample):
         out = outputs(toy.reward, leaf=2)
         assert bench.live == 0
     assert {name: (array.dtype, array.shape) for name, array in out.items()} == {

@@ -50,7 +50,7 @@ def test_it_gives_what_complete_gives_and_the_experts_of_each_token_but_the_last
     for name in Trajectory._fields:
         np.testing.assert_array_equal(getattr(routed, name), getattr(plain, name))
     assert routed.recorded.tolist() == [True] * 16 + [False]
-    assert routed.routed_experts.dtype == np.int32
+    assert routed.routed_experts.dtype == np.uint8
     wanted = routing(qwen, plain.tokens.tolist())
     np.testing.assert_array_equal(np.sort(routed.routed_experts, axis=-1)[:-1], wanted[:-1])
 

@@ -36,6 +36,9 @@ SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "a native library failed, or a hop wrote to what it reads: --executor inproc shows which; ",
     signal.SIGBUS: MEMORY,
 }
+# Seconds that the driver looks for an answer before it sleeps: where a core is idle, to be woken takes as long as what
+# it waits for. With it a firing that does nothing is there and back in 95 us, without it in 150 us.
+AWAKE = 200e-6
 
 
 class Executor(Protocol):
@@ -225,7 +228,7 @@ class Processes:
         deadline = time.monotonic() + seconds
         out: list[tuple[str, FromWorker]] = []
         while not out:
-            ready = self.selector.select(max(0.0, deadline - time.monotonic()))
+            ready = self._soon() or self.selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise DeadlineError(
                     f"no worker answered in {seconds:.0f} s", f"look at {self.logs}, or raise run.deadline"
@@ -241,6 +244,13 @@ class Processes:
                     if not is_open and not frames:
                         self._died(link)
         return out
+
+    def _soon(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Sockets that are ready within AWAKE. Whoever else wants this core gets it meanwhile."""
+        until = time.monotonic() + AWAKE
+        while not (ready := self.selector.select(0)) and time.monotonic() < until:
+            os.sched_yield()
+        return ready
 
     def _died(self, link: _Link) -> None:
         try:

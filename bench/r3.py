@@ -178,7 +178,7 @@ def main() -> None:
         f"{TRAJECTORIES} trajectories of {args.length:,} tokens, {LAYERS} layers, {TOP_K} of {EXPERTS} experts; "
         f"a step, median of {args.runs} runs of {args.steps - 1} steps"
     )
-    print(f"{'':<44}{'naive':>14}{'compiled':>14}{'ratio':>9}")
+    print(f"{'':<44}{'naive':>14}{'compiled':>14}{'ratio':>11}")
     rows = {
         "through the driver, payload, B a trajectory": [one.driver / TRAJECTORIES for one in (before, after)],
         "through the driver, with messages, B": [
@@ -188,7 +188,7 @@ def main() -> None:
         "seconds": [one.seconds for one in (before, after)],
     }
     for name, (x, y) in rows.items():
-        print(f"{name:<44}{x:>14,.2f}{y:>14,.2f}{x / y:>8,.1f}x")
+        print(f"{name:<44}{x:>14,.2f}{y:>14,.2f} {x / y:>9,.1f}x")
     print(f"measured bytes are off the audit's prediction by {max(one[2] for one in rounds):g} %")
     priced = flowgraph.audit(flowgraph.load(GRAPH, overrides(LONG, 1)))
     text = TRAJECTORIES * LONG * (4 * -(-4 * LAYERS * TOP_K // 3))

@@ -1,4 +1,6 @@
-"""A few plain hops, each of which a graph of bench/compile.py uses under many names. They are checked, never run."""
+"""A few plain hops, each of which a graph of bench/compile.py uses under many names. They are checked, never run; but
+for `numbers`, from which bench/seams.py gets its groups.
+"""
 
 from __future__ import annotations
 

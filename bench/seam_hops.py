@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import ml_dtypes
-import msgspec
 import numpy as np
 from jaxtyping import BFloat16, Float32, Int32, Int64, UInt8, UInt64
 
-from flowgraph import Array, Latest, Rows, Scalars, fold, hop, outputs
+from flowgraph import Array, Latest, Scalars, hop, outputs
 
 DTYPES: dict[str, Any] = {
     "ids": np.int64,
@@ -54,25 +53,6 @@ def timed(what: Callable[[], object]) -> float:
     began = time.monotonic()
     what()
     return time.monotonic() - began
-
-
-class Cursor(msgspec.Struct):
-    at: int = 0
-
-
-class Group(NamedTuple):
-    prompt: Int32[Array, "prompt"]
-
-
-class Groups(NamedTuple):
-    group: Annotated[list[Group], Rows("group")]
-
-
-@fold(source="group", lifetime="consumed")
-def numbers(state: Cursor) -> Groups:
-    """Group i is the prompt [i]."""
-    state.at += 1
-    return Groups([Group(np.array([state.at], np.int32))])
 
 
 class Eight(NamedTuple):

@@ -95,6 +95,10 @@ class Read(msgspec.Struct, frozen=True):
         """Whether the column's own bytes are read, out of its writer's block."""
         return not (self.handed or self.derive)
 
+    def as_it_lies(self, column: Column) -> bool:
+        """Whether one row's array is read as it is stored."""
+        return column.form is None and (self.narrow or column.stored == column.dtype)
+
     def producers(self) -> frozenset[str]:
         """Every hop whose blocks it takes."""
         own = frozenset([self.producer]) if self.crosses else frozenset()

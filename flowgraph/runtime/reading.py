@@ -118,7 +118,7 @@ class Reader:
             stored = np.frombuffer(view, dtype, span.nbytes // dtype.itemsize, start)
             if not raw:
                 stored = stored.reshape(span.shape)
-            if column.form is None and (one.narrow or column.stored == column.dtype):
+            if one.as_it_lies(column):
                 return stored
             shape = tuple(sizes[d] for d in column.shape)
             needs = self._needs(one, blocks, leaves, i, count, depth)

@@ -245,8 +245,6 @@ class Table:
 
     def close_groups_before(self, group: Row) -> None:
         """A later group is being sampled: no more trajectories come from the earlier ones."""
-        if not self.sampling or self.sampling[0].row.key >= group.key:
-            return
         waiting = []
         while self.sampling and self.sampling[0].row.key < group.key:
             record = self.sampling.popleft()

@@ -198,8 +198,7 @@ def _copies(plan: Plan, one: Read) -> int:
     if not one.crosses:
         return 0
     column = plan.hops[one.producer].column(one.column)
-    as_it_lies = column.form is None and (one.narrow or column.stored == column.dtype)
-    in_place = column.kind == "tensors" or (column.kind == "array" and as_it_lies)
+    in_place = column.kind == "tensors" or (column.kind == "array" and one.as_it_lies(column))
     return 1 if in_place and one.gather == "same" else 2
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from flowgraph.models.choices import Captured, Choices
-from flowgraph.models.positions import Attended, Positions
+from flowgraph.models.positions import Positions
 
 from .pack import Ints, Micro
 from .protocol import Rows
@@ -112,10 +112,9 @@ class Replay:
                     inside.enter_context(
                         one.model.force(torch.from_numpy(put_TLK), torch.from_numpy(given_T))
                     )
-            executed: dict[str, Captured | Attended] = {}
+            executed: dict[str, Captured] = {}
             for name, one in self._channels.items():
-                model: Any = one.model
-                executed[name] = inside.enter_context(model.capture())
+                executed[name] = inside.enter_context(one.model.capture())
             yield
         for name, one in self._channels.items():
             put_TLK, given_T = laid[name]

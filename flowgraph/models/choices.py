@@ -46,26 +46,27 @@ WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 
 class Captured:
-    """What the last forward inside `Choices.capture` executed."""
+    """What the last forward chose, in those of a model's layers that make a choice; they come in order."""
 
-    def __init__(self, layers: int, moe_layers: tuple[int, ...]) -> None:
-        self._layers, self._moe = layers, moe_layers
+    def __init__(self, layers: int, choosing: tuple[int, ...]) -> None:
+        self._layers, self._at = layers, choosing
         self._chosen: list[Tensor] = []
 
     @property
     def indices(self) -> Tensor:
-        """i64[T, layer, k]; 0 in layers without experts. RuntimeError when no forward came to its last layer."""
-        if len(self._chosen) != len(self._moe):
+        """i64[T, layer, k]; 0 in layers without a choice. RuntimeError when no forward came to its last layer."""
+        if len(self._chosen) != len(self._at):
             raise RuntimeError("no forward of the model was completed while its choices were captured")
         some_TMK = torch.stack(self._chosen, dim=1)
-        if len(self._moe) == self._layers:
+        if len(self._at) == self._layers:
             return some_TMK
         whole_TLK = some_TMK.new_zeros(len(some_TMK), self._layers, some_TMK.shape[2])
-        whole_TLK[:, list(self._moe)] = some_TMK
+        whole_TLK[:, list(self._at)] = some_TMK
         return whole_TLK
 
-    def _take(self, layer: int, chosen_TK: Tensor) -> None:
-        if layer == self._moe[0]:
+    def take(self, layer: int, chosen_TK: Tensor) -> None:
+        """A layer has chosen."""
+        if layer == self._at[0]:
             self._chosen = []
         self._chosen.append(chosen_TK)
 
@@ -198,7 +199,7 @@ def _block(layer: nn.Module) -> Any:
 
 
 def _reader(captured: Captured, layer: int) -> Callable[..., None]:
-    return lambda experts, given: captured._take(layer, given[1])
+    return lambda experts, given: captured.take(layer, given[1])
 
 
 def _writer(chosen_TK: Tensor, given_T1: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:

@@ -16,35 +16,13 @@ import torch
 from torch import Tensor
 
 from flowgraph.errors import ModelError
+from flowgraph.models.choices import Captured
 
 KNOWN = ("DeepseekV32Indexer",)
 
 
 def has_indexer(model: Any) -> bool:
     return any(hasattr(module, "indexer") for module in model.modules())
-
-
-class Attended:
-    """What the last forward inside `Positions.capture` attended to."""
-
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
-        self._chosen: list[Tensor] = []
-
-    @property
-    def indices(self) -> Tensor:
-        """i64[T, layer, at most K] in the flattened batch; a position behind its token is none.
-
-        RuntimeError when no forward came to its last layer.
-        """
-        if len(self._chosen) != self._layers:
-            raise RuntimeError("no forward of the model was completed while its positions were captured")
-        return torch.stack(self._chosen, dim=1)
-
-    def _take(self, layer: int, chosen_BSK: Tensor) -> None:
-        if layer == 0:
-            self._chosen = []
-        self._chosen.append((chosen_BSK.to(torch.int64) + _starts(chosen_BSK)).flatten(0, 1))
 
 
 class Positions:
@@ -72,13 +50,16 @@ class Positions:
         self._indexers: list[Any] = found
 
     @contextmanager
-    def capture(self) -> Iterator[Attended]:
-        """Inside, the last forward's positions are in what this gives; inside `force` those that were put in."""
-        attended = Attended(self.layers)
+    def capture(self) -> Iterator[Captured]:
+        """Inside, the last forward's positions are in what this gives; inside `force` those that were put in.
+
+        They are i64[T, layer, at most K], in the flattened batch; a position behind its token is none.
+        """
+        captured = Captured(self.layers, tuple(range(self.layers)))
         with ExitStack() as hooks:
             for layer, indexer in enumerate(self._indexers):
-                hooks.enter_context(indexer.register_forward_hook(_reader(attended, layer)))
-            yield attended
+                hooks.enter_context(indexer.register_forward_hook(_reader(captured, layer)))
+            yield captured
 
     @contextmanager
     def force(self, indices: Tensor, given: Tensor) -> Iterator[None]:
@@ -106,8 +87,11 @@ def _starts(chosen_BSK: Tensor) -> Tensor:
     return (torch.arange(len(chosen_BSK)) * chosen_BSK.shape[1])[:, None, None]
 
 
-def _reader(attended: Attended, layer: int) -> Callable[..., None]:
-    return lambda indexer, _, chosen_BSK: attended._take(layer, chosen_BSK)
+def _reader(captured: Captured, layer: int) -> Callable[..., None]:
+    def read(indexer: Any, _: Any, chosen_BSK: Tensor) -> None:
+        captured.take(layer, (chosen_BSK.to(torch.int64) + _starts(chosen_BSK)).flatten(0, 1))
+
+    return read
 
 
 def _writer(indices_TK: Tensor, given_T: Tensor) -> Callable[..., Tensor]:

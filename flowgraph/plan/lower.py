@@ -17,6 +17,7 @@ from flowgraph.plan.layout import aligned
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
 from flowgraph.plan.seams import seams, unread
 from flowgraph.spec.dims import parse
+from flowgraph.spec.outputs import asks
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import Held
 
@@ -168,6 +169,7 @@ def _hop(
         place=str(spec.place),
         doc=spec.doc,
         room=room(graph, node) if spec.facts.kind == "fold" else None,
+        in_place=asks(spec.function),
     )
 
 

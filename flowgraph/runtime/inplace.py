@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowgraph.plan.copies import placed
 from flowgraph.plan.layout import spans
-from flowgraph.plan.plan import Column, Hop
+from flowgraph.plan.plan import Hop
 from flowgraph.runtime.copying import is_at
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.writing import Checked
@@ -28,6 +29,7 @@ class Offer:
     """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. It is free again when that raises.
 
     offset: of that block, -1 while there is none; shapes: that were asked for; arrays: those in the block
+    written: names of the outputs that lie there, and are not copied
     """
 
     def __init__(self, desk: Desk, hop: Hop, function: Callable[..., Any]) -> None:
@@ -35,6 +37,7 @@ class Offer:
         self.offset = -1
         self.shapes: Mapping[str, Shape] = {}
         self.arrays: dict[str, Any] = {}
+        self.written: tuple[str, ...] = ()
 
     def __enter__(self) -> Offer:
         self.token = offered.set(self)
@@ -63,7 +66,10 @@ class Offer:
 
     def accept(self, given: Checked) -> Checked:
         """What the hop gave, if it can be written into the block; else the same in memory of its own, and no block."""
-        if self.offset < 0 or all(self._stands(name, value) for name, value in given.raw.items()):
+        if self.offset < 0:
+            return given
+        if all(self._stands(name, value) for name, value in given.raw.items()):
+            self.written = tuple(name for name, value in given.raw.items() if self._within(value))
             return given
         raw = {name: value.copy() if self._within(value) else value for name, value in given.raw.items()}
         self.give_back()
@@ -85,7 +91,7 @@ class Offer:
 
 
 def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:
-    """The place of every array that crosses as it is, as far as the sizes of what lies before it are known."""
+    """The place of every array that a hop may write there itself."""
     sizes: dict[str, int] = {}
     for column in hop.columns:
         if column.name in shapes:
@@ -94,14 +100,5 @@ def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:
     if not hop.slots or any(sizes.get(dim, 0) > bound for dim, bound in bounds.items()):
         return Places(0, {})  # nobody reads it, or it is refused when it is written
     where = spans(hop, {**bounds, **sizes})
-    starts = {}
-    for column in hop.written:
-        if column.opaque or not bounds.keys() & set(column.stored_shape) <= sizes.keys():
-            break
-        if _as_it_is(column) and column.name in shapes:
-            starts[column.name] = where[column.name].start
+    starts = {column.name: where[column.name].start for column in placed(hop)}
     return Places(max((span.start + span.nbytes for span in where.values()), default=0), starts)
-
-
-def _as_it_is(column: Column) -> bool:
-    return column.form is None and column.stored == column.dtype

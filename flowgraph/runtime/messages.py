@@ -72,6 +72,8 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Part(msgspec.Struct, array_like=True, frozen=True):
     """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
 
+    placed: columns that the hop wrote into the block itself; joined: ports whose value is no view of a block
+
     offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block, see `desk.Stored`
     homes: the bytes read, by the owner in whose memory they lie
     """
@@ -86,6 +88,8 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     homes: dict[str, int]
     wrote: dict[str, int]
     seconds: float
+    placed: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):

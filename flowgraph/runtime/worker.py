@@ -241,7 +241,8 @@ class Worker:
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
         seconds = time.monotonic() - began
         where = stored.offset, stored.nbytes, stored.sizes
-        return Part(hop.name, *where, values, scalars, read.nbytes, read.homes, stored.wrote, seconds)
+        moved = read.nbytes, read.homes, stored.wrote
+        return Part(hop.name, *where, values, scalars, *moved, seconds, offer.written, read.joined)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,22 @@ def outputs(of: Callable[..., Any], **sizes: int) -> dict[str, Any]:
         else np.empty(shapes[port.name], dtype_of(port.dtype))
         for port in ports
     }
+
+
+def asks(function: Callable[..., Any]) -> bool:
+    """Whether a hop asks for the memory of its outputs: it, or a function in it, names `outputs`."""
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, FunctionType):
+        return False
+    codes = [inner.__code__]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    names = [name for code in codes for name in code.co_names]
+    found = [inner.__globals__.get(name) for name in names]
+    within = [one for one in found if inspect.ismodule(one)] if "outputs" in names else []
+    return any(one is outputs for one in found) or any(
+        getattr(one, "outputs", None) is outputs for one in within
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from flowgraph.runtime import writing
 from flowgraph.runtime.arena import Area, Arena
 from flowgraph.runtime.buddy import Buddy
 from flowgraph.runtime.reading import Inputs
-from flowgraph.spec.forms import COUNT, Prefix
+from flowgraph.spec.forms import PLACE, Prefix
 
 
 class Stored(NamedTuple):
@@ -124,4 +124,4 @@ def _opaque(column: Column, given: writing.Checked, bound: int, omit: Collection
     if not isinstance(column.form, Prefix):
         return len(value)
     rows = given.sizes.get("leaf+1")
-    return bound if rows is None else int(value.nbytes) + COUNT * (rows - 1)
+    return bound if rows is None else int(value.nbytes) + PLACE * max(0, rows - 2)

@@ -31,6 +31,7 @@ from flowgraph import (
     TiledOver,
     TrainRows,
     effect,
+    outputs,
 )
 from hops.rollout import sample, trajectory, validate
 from hops.train import Trained
@@ -92,11 +93,11 @@ async def rollout_routed(
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
-    return Routed(
-        **trajectory(prompt, out, engine)._asdict(),
-        recorded=experts.recorded,
-        routed_experts=experts.values,
-    )
+    given = trajectory(prompt, out, engine)._asdict()
+    sizes = dict(zip(("token", "layers", "top_k"), experts.shape, strict=True))
+    placed = outputs(rollout_routed, **sizes, leaf=1, dtypes={"routed_experts": experts.dtype})
+    experts.write(placed["routed_experts"])
+    return Routed(**given, recorded=experts.recorded, routed_experts=placed["routed_experts"])
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
@@ -119,11 +120,15 @@ async def rollout_indexed(
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
     positions = _side(out, "indexer_topk", (len(prompt), layers, index_top_k))
+    given = trajectory(prompt, out, engine)._asdict()
+    sides = {"routed_experts": experts, "indexer_topk": positions}
+    sizes = dict(zip(("token", "layers", "top_k"), experts.shape, strict=True))
+    dtypes = {name: one.dtype for name, one in sides.items()}
+    placed = outputs(rollout_indexed, **sizes, leaf=1, index_top_k=positions.shape[2], dtypes=dtypes)
+    for name, side in sides.items():
+        side.write(placed[name])
     return Indexed(
-        **trajectory(prompt, out, engine)._asdict(),
-        recorded=experts.recorded & positions.recorded,
-        routed_experts=experts.values,
-        indexer_topk=positions.values,
+        **given, recorded=experts.recorded & positions.recorded, **{name: placed[name] for name in sides}
     )
 
 
@@ -137,7 +142,7 @@ def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Si
     if len(out.ids):
         text = f"the engine sampled {len(out.ids)} tokens and recorded no {name} ({out.finish_reason})"
         raise RunError(text, "take an engine that records what `Sampling.record` asks for")
-    return Side(np.zeros(empty, np.uint8), np.zeros(empty[0], np.bool_))
+    return Side((np.zeros(empty, np.uint8),), np.zeros(empty[0], np.bool_), np.dtype(np.uint8))
 
 
 @effect(uses=Learner, owner="trainer", lifetime="version")

@@ -58,27 +58,39 @@ class Router:
 
 
 class Routing:
-    """What one request recorded: a row for each token that was computed, in memory for all that it may come to have.
+    """What one request recorded: a row for each token that was computed.
 
-    start: rows of the tokens before it are known to whoever asks, and are left out
+    Its prompt's rows are those of the prefix, which its siblings share; sampled: memory for all others that it may come
+    to have. start: rows of the tokens before it are known to whoever asks, and are left out
     """
 
-    def __init__(self, values: Rows, start: int) -> None:
-        self._values, self._start = values, start
-        self._filled = start
+    def __init__(self, sampled: Rows, start: int) -> None:
+        self._prompt: Rows | None = None
+        self._sampled, self._start = sampled, start
+        self._filled = 0  # of those sampled
 
     def take(self, first: int, rows: Rows) -> None:
-        """Of the tokens from `first` on. Those that are there stay: after a retraction all are computed anew, maybe by
-        other weights than the tokens were sampled under.
+        """Of the tokens from `first` on; the prompt's come first, and together. Those that are there stay: after a
+        retraction all are computed anew, maybe by other weights than the tokens were sampled under.
         """
-        end = first + len(rows)
+        if self._prompt is None:
+            assert first == 0, "a prompt's rows come first"
+            self._prompt = rows
+            return
+        first, end = first - len(self._prompt), first - len(self._prompt) + len(rows)
         if end > self._filled:
             assert first <= self._filled, "rows follow each other"
-            self._values[self._filled : end] = rows[self._filled - first :]
+            self._sampled[self._filled : end] = rows[self._filled - first :]
             self._filled = end
 
     def side(self, tokens: int) -> Side:
         """Of the request's first `tokens` tokens, prompt and response; the last one was never computed."""
+        assert self._prompt is not None, "a token was sampled, so its prompt was computed"
+        prompt = len(self._prompt)
         recorded = np.zeros(tokens, np.bool_)
-        recorded[self._start : self._filled] = True
-        return Side(self._values[:tokens], recorded)
+        recorded[self._start : prompt + self._filled] = True
+        known = np.broadcast_to(
+            self._sampled[:0].sum(dtype=self._sampled.dtype), (self._start, *self._prompt.shape[1:])
+        )
+        parts = known, self._prompt[self._start :], self._sampled[: tokens - prompt]
+        return Side(parts, recorded, self._sampled.dtype)

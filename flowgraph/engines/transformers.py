@@ -144,7 +144,7 @@ class TransformersEngine:
             router = self._open().router
         except ModelError as error:
             raise ValueError(f"{rid}: this engine can't record routed_experts: {error.message}") from error
-        return Routing(router.empty(prompt + sampling.max_new_tokens), recorded)
+        return Routing(router.empty(sampling.max_new_tokens), recorded)
 
     def abort(self, rid: str) -> bool:
         request = self._requests.get(rid)

@@ -34,15 +34,15 @@ class Copies(msgspec.Struct, frozen=True):
 
 
 def placed(hop: Hop) -> tuple[Column, ...]:
-    """The columns that a hop may write into its block itself: those that cross as it gives them, as far as the place
-    of a column follows from the sizes of its arrays alone.
+    """The columns that a hop may write into its block itself, in the dtype in which they are stored: those that have no
+    other form there, as far as the place of a column follows from the sizes of its arrays alone.
     """
     known = {dim for column in hop.columns if column.kind == "array" for dim in column.shape}
     found = []
     for column in hop.written:
         if column.opaque or not set(column.stored_shape) <= known:
             break
-        if column.as_given:
+        if column.form is None:
             found.append(column)
     return tuple(found)
 
@@ -50,14 +50,14 @@ def placed(hop: Hop) -> tuple[Column, ...]:
 def copies(plan: Plan, reader: Hop, one: Read) -> Copies | None:
     """Of a value that a hop reads, as the plan has it; None where no byte of it crosses by itself.
 
-    A hop that asks for the memory of its outputs is taken to write them there. A reader copies what it joins of several
-    rows or decodes, and a fold all that it may keep.
+    A hop that asks for the memory of its outputs is taken to write them there (`Hop.in_place`). A reader copies what it
+    joins of several rows or decodes, and a fold all that it may keep.
     """
     if not one.crosses:
         return None
     writer = plan.hops[one.producer]
     column = writer.column(one.column)
-    in_place = writer.in_place and any(c.name == column.name for c in placed(writer))
+    in_place = column.name in _in_place(writer)
     lies = column.kind == "tensors" or (column.kind == "array" and one.as_it_lies(column))
     read_there = lies and one.gather == "same" and reader.kind != "fold"
     return Copies(0 if in_place else 1, 0 if writer.home == writer.owner else 1, 0 if read_there else 1)
@@ -67,7 +67,7 @@ def copied(plan: Plan) -> Copies:
     """Mean bytes that all seams of a plan copy in a step."""
     writer = driver = reader = 0.0
     for hop in plan.hops.values():
-        own = {column.name for column in placed(hop)} if hop.in_place else set()
+        own = _in_place(hop)
         for column in hop.written:
             nbytes = column.mean_bytes * _times(plan, hop, column)
             writer += 0 if column.name in own else nbytes
@@ -78,6 +78,10 @@ def copied(plan: Plan) -> Copies:
             made = copies(plan, plan.hops[seam.reader], reads[seam.reader, field.port])
             reader += field.mean_bytes * made.reader if made else 0
     return Copies(writer, driver, reader)
+
+
+def _in_place(hop: Hop) -> set[str]:
+    return {column.name for column in placed(hop) if column.name in hop.in_place} if hop.in_place else set()
 
 
 def _times(plan: Plan, hop: Hop, column: Column) -> float:

@@ -66,11 +66,6 @@ class Column(msgspec.Struct, frozen=True):
         """Whether its size says nothing of dims, so that a block records its bytes."""
         return self.kind != "array" or isinstance(self.form, Prefix)
 
-    @property
-    def as_given(self) -> bool:
-        """Whether it is an array that lies there as the hop gives it."""
-        return self.kind == "array" and self.form is None and self.stored == self.dtype
-
 
 class Read(msgspec.Struct, frozen=True):
     """One input port that gets a column. via: the hop whose rows hand it on by reference.
@@ -134,7 +129,7 @@ class Hop(msgspec.Struct, frozen=True):
     queue: rows it has made that may wait unread (folds)
     every: it fires on each every-th row only, a multiple of that of every hop before it
     room: rows that a fold lets be in flight, or keeps until they are taken, at its most; None where it does neither
-    in_place: whether it asks for the memory of its outputs, see `flowgraph.outputs`
+    in_place: columns of whose memory its code asks, in the dtype in which they are stored, see `flowgraph.outputs`
     """
 
     name: str
@@ -166,7 +161,7 @@ class Hop(msgspec.Struct, frozen=True):
     place: str
     doc: str
     room: int | None = None
-    in_place: bool = False
+    in_place: tuple[str, ...] = ()
 
     def column(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)

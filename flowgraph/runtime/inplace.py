@@ -14,7 +14,7 @@ from flowgraph.plan.plan import Hop
 from flowgraph.runtime.copying import is_at
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.writing import Checked
-from flowgraph.spec.outputs import Shape, offered
+from flowgraph.spec.outputs import Dtypes, Shape, offered
 from flowgraph.spec.types import dtype_of
 
 
@@ -48,19 +48,21 @@ class Offer:
         if kind is not None:
             self.give_back()
 
-    def __call__(self, of: Callable[..., Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any]:
-        """Arrays of these shapes in the block; none for another hop's, or the second time."""
+    def __call__(
+        self, of: Callable[..., Any], shapes: Mapping[str, Shape], dtypes: Dtypes
+    ) -> Mapping[str, Any]:
+        """Arrays of these shapes in the block, at least as wide; none for another hop's, or the second time."""
         if self.shapes or of is not self.function:
             return {}
         self.shapes = shapes
-        places = places_of(self.hop, shapes)
+        places = places_of(self.hop, shapes, dtypes)
         if not places.starts:
             return {}
         view = self.desk.arena.view
         self.offset = self.desk.take(self.hop.name, places.nbytes)
         self.block = np.frombuffer(view, np.uint8, places.nbytes, self.offset)
         for name, start in places.starts.items():
-            dtype, count = dtype_of(self.hop.column(name).dtype), math.prod(shapes[name])
+            dtype, count = dtype_of(self.hop.column(name).stored), math.prod(shapes[name])
             self.arrays[name] = np.frombuffer(view, dtype, count, self.offset + start).reshape(shapes[name])
         return self.arrays
 
@@ -90,8 +92,8 @@ class Offer:
         self.offset = -1
 
 
-def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:
-    """The place of every array that a hop may write there itself."""
+def places_of(hop: Hop, shapes: Mapping[str, Shape], dtypes: Dtypes) -> Places:
+    """The place of every array that a hop may write there itself, in the dtype in which it is stored."""
     sizes: dict[str, int] = {}
     for column in hop.columns:
         if column.name in shapes:
@@ -100,5 +102,6 @@ def places_of(hop: Hop, shapes: Mapping[str, Shape]) -> Places:
     if not hop.slots or any(sizes.get(dim, 0) > bound for dim, bound in bounds.items()):
         return Places(0, {})  # nobody reads it, or it is refused when it is written
     where = spans(hop, {**bounds, **sizes})
-    starts = {column.name: where[column.name].start for column in placed(hop)}
+    fit = [column.name for column in placed(hop) if np.can_cast(dtypes[column.name], dtype_of(column.stored))]
+    starts = {name: where[name].start for name in fit}
     return Places(max((span.start + span.nbytes for span in where.values()), default=0), starts)

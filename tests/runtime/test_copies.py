@@ -16,8 +16,9 @@ from flowgraph.plan.measured import read_measured
 from flowgraph.plan.ran import read_ran
 from flowgraph.report.audit import Audit, FieldRow, audit, render_table, to_csv
 from flowgraph.spec.outputs import asks
-from tests.runtime import placing, toy
+from tests.runtime import narrow, placing, toy
 from tests.runtime.harness import run_toy
+from tests.runtime.test_narrow import DIMS, HERE, READERS
 
 PLACED = "hops.rollout.use=tests.runtime.placing.sample"
 
@@ -87,8 +88,25 @@ def test_bytes_copied_in_a_step_are_summed_over_all_seams(tmp_path: Path) -> Non
 
 
 def test_whether_a_hop_asks_for_the_memory_of_its_outputs_is_read_off_its_code() -> None:
-    assert asks(placing.sample)
-    assert not asks(toy.sample)
-    assert asks(lambda: [flowgraph.outputs(toy.sample, token=n, leaf=1) for n in range(3)])
-    assert not asks(lambda rows: [row.outputs for row in rows])
-    assert not asks(len)
+    assert asks(placing.sample) == frozenset()
+    assert asks(toy.sample) is None
+    assert asks(lambda: [flowgraph.outputs(toy.sample, token=n, leaf=1) for n in range(3)]) == frozenset()
+    assert asks(lambda rows: [row.outputs for row in rows]) is None
+    assert asks(len) is None
+    assert "experts" in (asks(narrow.placed) or ())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "copies"),
+    [
+        ("uint8", (), "in place"),
+        ("uint8", ("narrow",), "in place"),  # as int32
+        ("uint16", (), "in place (1 copy as it ran)"),
+    ],
+)
+def test_integers_may_be_written_in_place_in_the_dtype_in_which_they_are_stored(
+    tmp_path: Path, dtype: str, off: tuple[str, ...], copies: str
+) -> None:
+    choose = f"hops.choose={{use: {HERE}.placed, in: {{tokens: rollout}}, with: {{dtype: {dtype}}}}}"
+    found = fields(ran(tmp_path, *DIMS, choose, *READERS, off=off))
+    assert found["one.experts"].copying == copies

@@ -93,11 +93,11 @@ async def rollout_routed(
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
-    given = trajectory(prompt, out, engine)._asdict()
-    sizes = dict(zip(("token", "layers", "top_k"), experts.shape, strict=True))
-    placed = outputs(rollout_routed, **sizes, leaf=1, dtypes={"routed_experts": experts.dtype})
-    experts.write(placed["routed_experts"])
-    return Routed(**given, recorded=experts.recorded, routed_experts=placed["routed_experts"])
+    n, sizes = len(prompt) + len(out.ids), dict(zip(("layers", "top_k"), experts.shape[1:], strict=True))
+    place = outputs(rollout_routed, token=n, leaf=1, **sizes, dtypes={"routed_experts": experts.dtype})
+    experts.write(place["routed_experts"])
+    place["recorded"][:] = experts.recorded
+    return Routed(**trajectory(prompt, out, engine, place), **place)
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
@@ -120,16 +120,13 @@ async def rollout_indexed(
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
     positions = _side(out, "indexer_topk", (len(prompt), layers, index_top_k))
-    given = trajectory(prompt, out, engine)._asdict()
-    sides = {"routed_experts": experts, "indexer_topk": positions}
-    sizes = dict(zip(("token", "layers", "top_k"), experts.shape, strict=True))
-    dtypes = {name: one.dtype for name, one in sides.items()}
-    placed = outputs(rollout_indexed, **sizes, leaf=1, index_top_k=positions.shape[2], dtypes=dtypes)
-    for name, side in sides.items():
-        side.write(placed[name])
-    return Indexed(
-        **given, recorded=experts.recorded & positions.recorded, **{name: placed[name] for name in sides}
-    )
+    n, sizes = len(prompt) + len(out.ids), dict(zip(("layers", "top_k"), experts.shape[1:], strict=True))
+    dtypes = {"routed_experts": experts.dtype, "indexer_topk": positions.dtype}
+    place = outputs(rollout_indexed, token=n, leaf=1, **sizes, index_top_k=positions.shape[2], dtypes=dtypes)
+    experts.write(place["routed_experts"])
+    positions.write(place["indexer_topk"])
+    place["recorded"][:] = experts.recorded & positions.recorded
+    return Indexed(**trajectory(prompt, out, engine, place), **place)
 
 
 def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Side:

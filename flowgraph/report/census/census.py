@@ -133,6 +133,7 @@ def _resources(plan: Plan, owner: Owner) -> Iterator[State]:
         ),
         "KV cache": ("engine", (), prefill),
         "cached prefixes": ("engine", (), prefill),
+        "recorded choices": ("engine", (), "recorded anew with their tokens"),
         "learner weights": ("learner", ("crash", "run"), "saved when the run ends; before that, " + ANEW),
         "master weights": ("learner", ("crash",), ANEW),
         "moments": ("learner", ("crash",), ANEW),

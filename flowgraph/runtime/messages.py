@@ -1,10 +1,12 @@
 """Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
 
-The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved.
+The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved. A
+Fire and a Done go there and back for every trajectory, so they are short: arrays without names, kinds by number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[int, ...] = ()
 
 
-class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Setup(msgspec.Struct, tag=0, array_like=True, frozen=True):
     """First message to a worker: the plan, who it is, where models and logs lie, and the descriptors of the arenas."""
 
     plan: bytes
@@ -27,7 +29,7 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     logs: str
 
 
-class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Fire(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """Run a hop once, and after it those that fire with it.
 
     key: of the row it works on (-1: none). blocks: producer → one block a row, in row order
@@ -46,23 +48,23 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     omit: tuple[str, ...] = ()
 
 
-class Interrupt(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Interrupt(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Give up a firing that is under way, if it still is; it will be sent again. It is answered by Gone, or Done."""
 
     id: int
 
 
-class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Save(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Write the learner's model to a directory."""
 
     directory: str
 
 
-class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Stop(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """End; the last message to a worker."""
 
 
-class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Started(msgspec.Struct, tag=5, array_like=True, frozen=True):
     """The worker holds its resources and takes work."""
 
     owner: str
@@ -70,12 +72,13 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
-    """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
-
-    placed: columns that the hop wrote into the block itself; joined: ports whose value is no view of a block
+    """What one hop gave. One comes of every trajectory, so counts have no names: their order is the plan's.
 
     offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block, see `desk.Stored`
-    homes: the bytes read, by the owner in whose memory they lie
+    read, wrote: payload bytes as they really were, of each of Hop.reads and of Hop.written (0 for one left out)
+    driver: the bytes read for which the driver's memory and another process met
+    placed: of Hop.written, those that the hop wrote into the block itself; joined: of Hop.reads, those that are no view
+    of a block; each a bit, see `bits`
     """
 
     hop: str
@@ -84,22 +87,32 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     sizes: tuple[int, ...]
     values: dict[str, Any]
     scalars: dict[str, float]
-    read: dict[str, int]
-    homes: dict[str, int]
-    wrote: dict[str, int]
+    read: tuple[int, ...]
+    wrote: tuple[int, ...]
+    driver: int
     seconds: float
-    placed: tuple[str, ...] = ()
-    joined: tuple[str, ...] = ()
+    placed: int
+    joined: int
 
 
-class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
+def bits(names: Sequence[str], some: Collection[str]) -> int:
+    """Some of the names as a number: bit i stands for the i-th."""
+    return sum(1 << i for i, name in enumerate(names) if name in some)
+
+
+def picked(names: Iterable[str], some: int) -> list[str]:
+    """The names that stand in a number."""
+    return [name for i, name in enumerate(names) if some >> i & 1]
+
+
+class Done(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """A firing ended well. parts: of each hop that fired, in order."""
 
     id: int
     parts: list[Part]
 
 
-class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Failed(msgspec.Struct, tag=7, array_like=True, frozen=True):
     """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes.
 
     member: which of the rows that a step is made from is at fault, when that is known, else -1
@@ -113,14 +126,14 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     member: int = -1
 
 
-class Gone(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Gone(msgspec.Struct, tag=8, array_like=True, frozen=True):
     """A firing on a trajectory that came to nothing, for a reason that is counted, or "" when it was interrupted."""
 
     id: int
     reason: str
 
 
-class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Saved(msgspec.Struct, tag=9, array_like=True, frozen=True):
     directory: str
 
 

@@ -80,15 +80,11 @@ class Meter:
         version = flow.folds.latest[self.publisher.name, next(iter(self.publisher.initial))]
         self.behind[record.row.key] = int(record.row.key - version)
 
-    def count_read(
-        self, hop: Hop, read: Mapping[str, int], homes: Mapping[str, int], joined: Collection[str]
-    ) -> None:
-        """Payload that a hop read. homes: by the owner in whose memory it lies; joined: ports that took a copy."""
+    def count_read(self, hop: Hop, read: Mapping[str, int], joined: Collection[str], driver: int) -> None:
+        """Payload that a hop read. joined: ports that took a copy; driver: of the bytes, see `Part`."""
         _add(self.read, hop, read)
         _add(self.copied.reader, hop, {port: read[port] for port in joined})
-        self.driver_bytes += sum(
-            n for home, n in homes.items() if (home == "driver") != (hop.owner == "driver")
-        )
+        self.driver_bytes += driver
 
     def count_written(self, hop: Hop, wrote: Mapping[str, int], placed: Collection[str] = ()) -> None:
         """Payload that a hop wrote. placed: columns that it wrote into its block itself."""

@@ -21,7 +21,7 @@ from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.leases import regions
-from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
+from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part, picked
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Kept, Record, Table
 from flowgraph.runtime.transport import Transport
@@ -135,7 +135,8 @@ class Ring(Flow):
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
                 self.meter.lengths(fold.hop, producer, read)
-            self.meter.count_read(fold.hop, inputs.nbytes, inputs.homes, inputs.nbytes)
+            met = reading.met_driver(fold.hop, inputs.homes)
+            self.meter.count_read(fold.hop, inputs.nbytes, inputs.nbytes, met)
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
@@ -249,8 +250,10 @@ class Ring(Flow):
     def _took(self, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
         hop = self.plan.hops[part.hop]
-        self.meter.count_read(hop, part.read, part.homes, part.joined)
-        self.meter.count_written(hop, part.wrote, part.placed)
+        read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
+        wrote = {column.name: n for column, n in zip(hop.written, part.wrote, strict=True)}
+        self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
+        self.meter.count_written(hop, wrote, picked(wrote, part.placed))
         for producer in sorted(hop.takes):
             self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
@@ -271,5 +274,5 @@ class Ring(Flow):
         start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
-        self.meter.count_relayed(hop, part.wrote)
+        self.meter.count_relayed(hop, dict(zip((c.name for c in hop.written), part.wrote, strict=True)))
         return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

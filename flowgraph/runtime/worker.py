@@ -41,6 +41,7 @@ from flowgraph.runtime.messages import (
     Started,
     Stop,
     ToWorker,
+    bits,
     decode_to_worker,
     encode,
 )
@@ -241,8 +242,14 @@ class Worker:
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
         seconds = time.monotonic() - began
         where = stored.offset, stored.nbytes, stored.sizes
-        moved = read.nbytes, read.homes, stored.wrote
-        return Part(hop.name, *where, values, scalars, *moved, seconds, offer.written, read.joined)
+        reads, written = [one.port for one in hop.reads], [column.name for column in hop.written]
+        sizes = (
+            tuple(read.nbytes[port] for port in reads),
+            tuple(stored.wrote.get(name, 0) for name in written),
+        )
+        copies = bits(written, offer.written), bits(reads, read.joined)
+        met = reading.met_driver(hop, read.homes)
+        return Part(hop.name, *where, values, scalars, *sizes, met, seconds, *copies)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

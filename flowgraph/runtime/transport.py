@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from flowgraph.errors import MemoryShort
-from flowgraph.memory import available
+from flowgraph.limits import available
 from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Arena

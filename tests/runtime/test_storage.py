@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowgraph.errors import LedgerError, MemoryShort, PayloadError, RunError, WorkerDied
-from flowgraph.memory import available
+from flowgraph.limits import available
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.runtime import writing

@@ -45,9 +45,14 @@ class Shared:
 
     @classmethod
     def create(cls, sizes: Mapping[str, int]) -> Shared:
-        made = cls({name: os.memfd_create(f"flowgraph-{name}", os.MFD_CLOEXEC) for name in sizes})
-        for name, size in sizes.items():
-            os.ftruncate(made.fds[name], size)
+        made = cls({})
+        try:
+            for name, size in sizes.items():
+                made.fds[name] = os.memfd_create(f"flowgraph-{name}", os.MFD_CLOEXEC)
+                os.ftruncate(made.fds[name], size)
+        except OSError:
+            made.close()
+            raise
         return made
 
     def open(self, owner: str, places: Collection[str]) -> dict[str, Arena]:

@@ -190,7 +190,9 @@ def test_what_an_earlier_firing_was_given_is_refused_and_not_read_as_it_is_now(b
 @pytest.mark.parametrize("size", [-1, 3.7, "3", None, np.float64(2)])
 def test_sizes_are_whole_numbers_from_0_on(bench: Bench, size: Any) -> None:
     with Offer(bench.desk, bench.hop, toy.sample):
-        with pytest.raises(ValueError, match=r"outputs of sample: token is .*; give a whole number from 0 on"):
+        with pytest.raises(
+            ValueError, match=r"outputs of sample: token is .*; give a whole number from 0 on"
+        ):
             outputs(toy.sample, token=size, leaf=1)
         assert bench.live == 0
     with pytest.raises(TypeError, match="the hop itself first, a function, not None"):

@@ -142,6 +142,12 @@ def block_bytes(hop: Hop, sizes: Iterable[int]) -> int:
     return max((span.start + span.nbytes for span in where), default=0)
 
 
+def column_bytes(hop: Hop, sizes: Iterable[int]) -> dict[str, int]:
+    """Payload bytes of each column of such a block."""
+    where = spans(hop, dict(zip(hop.dims, sizes, strict=True)))
+    return {name: span.nbytes for name, span in where.items()}
+
+
 def at_most(hop: Hop, given: writing.Checked, omit: Collection[str] = ()) -> int:
     """Bytes that a block of these values takes at the most: exact, but for the forms whose sizes only show when they
     are made.

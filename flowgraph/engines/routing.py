@@ -92,9 +92,8 @@ class Indexers:
         found_TLK = captured.indices.numpy() - starts_T11
         rows = np.empty((*found_TLK.shape[:2], self._positions.top_k), self._dtype)
         rows[:] = own_T11
-        rows[..., : found_TLK.shape[2]] = np.minimum(
-            found_TLK, own_T11
-        )  # what lies behind a token is no choice
+        # What lies behind a token is no choice.
+        rows[..., : found_TLK.shape[2]] = np.minimum(found_TLK, own_T11)
         return rows
 
     def empty(self, tokens: int) -> Rows:
@@ -136,8 +135,10 @@ class Recording:
         prompt = len(self._prompt)
         recorded = np.zeros(tokens, np.bool_)
         recorded[self._start : prompt + self._filled] = True
-        known = np.broadcast_to(
-            self._sampled[:0].sum(dtype=self._sampled.dtype), (self._start, *self._prompt.shape[1:])
+        known = np.zeros((), self._sampled.dtype)
+        parts = (
+            np.broadcast_to(known, (self._start, *self._prompt.shape[1:])),
+            self._prompt[self._start :],
+            self._sampled[: tokens - prompt],
         )
-        parts = known, self._prompt[self._start :], self._sampled[: tokens - prompt]
         return Side(parts, recorded, self._sampled.dtype)

@@ -47,9 +47,8 @@ def slot_attention(
     """
     if (chosen := options.pop("indices", None)) is not None:
         mask = _only(mask, chosen)
-    a_prompt = query.shape[2] > 1 or (
-        mask is not None and mask.dtype == torch.bool
-    )  # as transformers masks one
+    # A prompt's mask is transformers' own, of booleans, and so that of a prompt of one token.
+    a_prompt = query.shape[2] > 1 or (mask is not None and mask.dtype == torch.bool)
     if mask is None or a_prompt or options.get("position_bias") is not None:
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return output

@@ -24,6 +24,7 @@ class Rows(NamedTuple):
     fields: name → array[token], what the loss reads besides (advantages, rollout log-probabilities…)
     side: name → integers[token, layer, k], what the engine chose in every layer for each token (`Side`)
     recorded: bool[token], where it did; elsewhere `side` says nothing. None without side channels
+    trajectory: i64[leaf], the trajectory that each row is a leaf of; None: each row is its own
     """
 
     tokens: npt.NDArray[np.int32]
@@ -32,6 +33,7 @@ class Rows(NamedTuple):
     fields: Mapping[str, npt.NDArray[Any]]
     side: Mapping[str, npt.NDArray[np.integer[Any]]] = MappingProxyType({})
     recorded: npt.NDArray[np.bool_] | None = None
+    trajectory: npt.NDArray[np.int64] | None = None
 
 
 # (logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
@@ -55,8 +57,9 @@ class Learner(Protocol):
 
         Raises ValueError naming the row for a row without a prompt token before its first masked token, an
         unordered offset, a shape mismatch, a token outside the vocabulary, a row longer than the model's
-        context, a field that is not finite where the mask is true, or a side channel that it can't replay;
-        FloatingPointError for a loss or a gradient that is not finite. In both cases no parameter has changed.
+        context, a field that is not finite where the mask is true, trajectories that are not one integer a row, or a
+        side channel that it can't replay; FloatingPointError for a loss or a gradient that is not finite. In both cases
+        no parameter has changed.
         """
         ...
 

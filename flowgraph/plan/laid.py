@@ -22,7 +22,9 @@ class Laid(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         of = f"{self.tree:,.0f} of {self.packed:,.0f}"
-        return f"pack: tree of {self.owner} lays at most {of} mean tokens a step ({self.tree / self.packed:.2f})"
+        return (
+            f"pack: tree of {self.owner} lays at most {of} mean tokens a step ({self.tree / self.packed:.2f})"
+        )
 
 
 def laid(plan: Plan) -> Iterator[Laid]:

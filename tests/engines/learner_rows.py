@@ -73,7 +73,7 @@ def our_gradient(learner: TorchLearner, rows: Rows, loss: Any = LOSS) -> tuple[f
 
     def no_step() -> tuple[float, float]:
         names = [name for name, _ in learner._model.named_parameters()]
-        found.update(zip(names, [g.float().clone() for g in optimizer._gradients()], strict=True))
+        found.update(zip(names, [g.float().clone() for g in optimizer.gradients()], strict=True))
         optimizer.drop()
         return 0.0, 0.0
 

@@ -36,7 +36,7 @@ def scale(step: int, schedule: Schedule, *, warmup: int, total_steps: int) -> fl
 
 
 class _Slot:
-    """A parameter, its float32 master (itself, where it is float32), its moments and summed gradient.
+    """A parameter, its master (float32; the parameter itself where that is as wide), its moments and summed gradient.
 
     A parameter that is sharded over ranks (a DTensor) stands here with this rank's shard.
     """
@@ -46,7 +46,7 @@ class _Slot:
         self.data = _local(parameter.detach())
         if not self.data.is_contiguous():
             raise ValueError("the optimiser needs contiguous parameters")
-        self.master = self.data if self.data.dtype == torch.float32 else self.data.float()
+        self.master = self.data.to(torch.promote_types(self.data.dtype, torch.float32))
         self.moments = [torch.zeros_like(self.master) for _ in range(moments)]
         self.decay = weight_decay if self.data.ndim > 1 else 0.0
         self._sum: Tensor | None = None  # kept from step to step: fresh memory is slow
@@ -62,7 +62,7 @@ class _Slot:
     def accumulate(self) -> None:
         gradient = self._parameter.grad
         if gradient is None or self.master is self.data:
-            return  # in float32 `grad` itself is the sum
+            return  # `grad` itself is the sum
         if self._sum is None:
             self._sum = torch.empty_like(self.master)
         if not self._summed:
@@ -103,7 +103,8 @@ class MasterOptimizer:
         self._schedule: Schedule = schedule
         self._total_steps, self._totals = total_steps, totals
         self._steps = 0
-        self._scratch = torch.empty(min(_PIECE, max(slot.master.numel() for slot in self._slots)))
+        widest = max((slot.master for slot in self._slots), key=torch.Tensor.numel)
+        self._scratch = torch.empty(min(_PIECE, widest.numel()), dtype=widest.dtype)
 
     def accumulate(self) -> None:
         """Keep the gradients in float32 sums: after each micro-batch, if there are several."""
@@ -115,7 +116,7 @@ class MasterOptimizer:
         for slot in self._slots:
             slot.drop()
 
-    def gradients(self) -> list[Tensor | None]:
+    def _gradients(self) -> list[Tensor | None]:
         """What a step would divide and clip, per trained parameter: this rank's shards."""
         return [slot.gradient for slot in self._slots]
 
@@ -143,7 +144,7 @@ class MasterOptimizer:
         # By pieces: vector_norm(dtype=float32) would first copy a whole bfloat16 tensor.
         norms = [
             torch.linalg.vector_norm(self._scratch[: len(piece)].copy_(piece))
-            for gradient in self.gradients()
+            for gradient in self._gradients()
             if gradient is not None
             for piece in torch.split(gradient.reshape(-1), _PIECE)
         ]

@@ -35,6 +35,7 @@ from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
 from .pack import pack as pack_rows
 from .protocol import Aggregation, Rows, TokenLoss
+from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
 from .save import save_model
 
@@ -51,6 +52,7 @@ class TorchLearner:
     temperature: logits are divided by it, as they were when sampled
     weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
+    ranks: the processes that hold the model between them, this one among them
 
     Deterministic: the same inputs give the same bits for the same number of threads.
     Raises NotImplementedError for a model whose attention or head is not what the packing assumes.
@@ -72,10 +74,13 @@ class TorchLearner:
         temperature: float = 1.0,
         weights_dtype: str | None = None,
         threads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         _check_config(model_dir, dtype, pack, max_tokens, lr, clip, warmup, temperature)
         if threads is not None:
             torch.set_num_threads(threads)
+        self._ranks = ranks
+        ranks.open()
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()

@@ -13,15 +13,16 @@ from flowgraph.learners.ranks import ALONE, Ranks
 class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="torch"):
     """One torch process with AdamW.
 
-    pack: "tree" computes a prompt that rows share once, "padded" once a row; they differ in rounding
-    max_tokens: the most tokens of one forward pass; a longer row stands alone
+    pack: "tree" computes a prompt that rows share once, "packed" once a row, "padded" with padding besides; they differ
+        in rounding
+    max_tokens: the most tokens of one forward pass; a longer trajectory stands alone
     weights_dtype: of the weights that an engine gets, where it computes in another dtype; None for `dtype`
     """
 
     model: str
     lr: float
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    pack: Literal["tree", "padded"] = "tree"
+    pack: Literal["tree", "packed", "padded"] = "tree"
     max_tokens: int = 4096
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8

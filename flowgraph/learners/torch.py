@@ -32,11 +32,12 @@ from .aggregate import check_aggregation, divisor
 from .head import Given, Head, HeadResult, Targets, TiedEmbedding
 from .metrics import metrics_of, share
 from .optim import MasterAdamW
-from .pack import Micro, Packing, check_rows, positions, select
+from .pack import Micro, Packing, positions, select
 from .pack import pack as pack_rows
 from .protocol import Aggregation, Rows, TokenLoss
 from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
+from .rows import check_rows
 from .save import save_model
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,9 @@ class TorchLearner:
         self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._channels: dict[str, Channel] = {}
-        if pack == "tree" and has_indexer(self._model):
+        if pack != "padded" and has_indexer(self._model):
             raise NotImplementedError(
-                f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
+                f"pack={pack!r} knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
         self._backbone = self._model.base_model
@@ -257,8 +258,8 @@ def _check_config(
         raise FileNotFoundError(f"no model directory at {model_dir!r}")
     if dtype not in ("bfloat16", "float32", "float64"):
         raise ValueError(f"dtype must be bfloat16, float32 or float64, not {dtype!r}")
-    if how not in ("padded", "tree"):
-        raise ValueError(f"pack must be padded or tree, not {how!r}")
+    if how not in ("padded", "packed", "tree"):
+        raise ValueError(f"pack must be padded, packed or tree, not {how!r}")
     for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value}")
@@ -270,7 +271,7 @@ def _check_config(
 def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
     from transformers import AutoModelForCausalLM
 
-    implementation = attention.register() if how == "tree" else None  # None: the model's own default
+    implementation = attention.register() if how != "padded" else None  # None: the model's own default
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation=implementation

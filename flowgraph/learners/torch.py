@@ -30,9 +30,9 @@ from flowgraph.models.quiet import no_progress_bar
 from . import attention
 from .aggregate import check_aggregation, divisor
 from .head import Given, Head, HeadResult, Targets, TiedEmbedding
-from .metrics import metrics_of, share
+from .metrics import Part, metrics_of, share, totals
 from .optim import MasterAdamW
-from .pack import Micro, Packing, positions, select
+from .pack import Micro, Packing, fill, positions, select
 from .pack import pack as pack_rows
 from .protocol import Aggregation, Rows, TokenLoss
 from .ranks import ALONE, Ranks
@@ -126,32 +126,29 @@ class TorchLearner:
         """
         check_aggregation(aggregate, length)
         try:
-            sums, spread = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
-            total = self._totals(sums)
-            by = divisor(aggregate, length, total["kept_tokens"], total["kept_sequences"])
-            metrics = metrics_of(total, self._gathered(spread), by)
-            if not by:
-                self._optimizer.drop()
-                log.warning(
-                    "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
-                )
-                return {**metrics, "grad_norm": 0.0, "lr": 0.0, "skipped": 1.0}
+            mine = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
+            total = totals(self._ranks.gather(mine))
         except BaseException:
             self._optimizer.drop()
             raise
+        by = divisor(aggregate, length, total.sums["kept_tokens"], total.sums["kept_sequences"])
+        metrics = metrics_of(total, by)
+        if not by:
+            self._optimizer.drop()
+            log.warning(
+                "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
+            )
+            return {**metrics, "grad_norm": 0.0, "lr": 0.0, "skipped": 1.0}
         norm, lr = self._optimizer.step(by)
         return {**metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
 
     def accumulate(
         self, rows: Rows, loss: TokenLoss, *, aggregate: Aggregation = "token-mean", replay: bool = True
-    ) -> tuple[dict[str, float], dict[str, npt.NDArray[np.float32]]]:
-        """Forward and backward of all rows; gradients are added up in the optimiser, undivided.
-
-        Returns sums over the rows of this process, to be added up over processes, and what metrics of the loss need
-        their values for, name → f[token].
-        """
+    ) -> Part:
+        """Forward and backward of this process's rows: their gradients are added up in the optimiser, undivided."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         micros = pack_rows(rows, self._pack, self._max_tokens)
+        micros = fill(micros, self._ranks.most(len(micros)), self._pack)
         chosen = self._replay(rows, replay)
         sums = {
             "tokens": float(rows.mask.sum()),
@@ -159,11 +156,7 @@ class TorchLearner:
             "positions": float(positions(micros)),
             "kept_tokens": 0.0,
             "kept_sequences": 0.0,
-            **share(
-                "padding",
-                np.sum([np.count_nonzero(micro.source_T < 0) for micro in micros]),
-                positions(micros),
-            ),
+            **share("padding", sum(int((micro.source_T < 0).sum()) for micro in micros), positions(micros)),
         }
         spread: dict[str, list[Tensor]] = {}
         for micro in micros:
@@ -175,15 +168,7 @@ class TorchLearner:
             if len(micros) > 1:
                 self._optimizer.accumulate()
         sums |= chosen.sums() if chosen else {}
-        return sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()}
-
-    def _totals(self, sums: dict[str, float]) -> dict[str, float]:
-        """Each name's sum over all processes; a name that one of them lacks is 0 there. The only sum over processes."""
-        return sums
-
-    def _gathered(self, spread: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Each name's values of all processes, one after the other."""
-        return spread
+        return Part(sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()})
 
     def _replay(self, rows: Rows, force: bool) -> Replay | None:
         for name in rows.side:

@@ -7,10 +7,9 @@ n counts masked tokens; the learner sums, and divides by their global number. En
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from flowgraph import TokenLoss
+from flowgraph import Losses, TokenLoss, Tokens
 
 
 def policy_gradient(
@@ -39,9 +38,10 @@ def policy_gradient(
     if old not in ("train", "rollout"):
         raise ValueError(f"old must be train or rollout, not {old!r}")
 
-    def loss(logprobs: Any, entropy: Any, fields: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def loss(tokens: Tokens) -> Losses:
         import torch
 
+        logprobs, fields = tokens.logprobs, tokens.fields
         advantages = fields["advantages"]
         before = logprobs.detach() if old == "train" else fields["logprobs"]
         ratio = torch.exp(logprobs - before)
@@ -50,6 +50,6 @@ def policy_gradient(
         metrics = {"ratio": ratio.detach(), "clipped": (clipped < plain).detach().float()}
         if "logprobs" in fields:
             metrics["logprob_gap"] = (logprobs.detach() - fields["logprobs"]).abs()
-        return -torch.minimum(plain, clipped), metrics
+        return Losses(-torch.minimum(plain, clipped), metrics)
 
     return loss

@@ -70,24 +70,26 @@ class MasterAdamW:
             slot.parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> tuple[float, float]:
+    def step(self, divisor: float = 1.0) -> tuple[float, float]:
         """Clip, update, forget the gradients. Returns (norm before clipping, learning rate).
+
+        divisor: of the gradients, which are sums up to here
 
         Raises FloatingPointError for a norm that is not finite; nothing has changed then.
         """
         gradients = self._gradients()
-        norm = self._norm(gradients)
+        norm = self._norm(gradients) / divisor
         if not bool(torch.isfinite(norm)):
             self.drop()
             raise FloatingPointError(f"the gradient norm is {norm.item()}: no update was made")
         self._steps += 1
         lr = self._lr * min(1.0, self._steps / self._warmup) if self._warmup else self._lr
         # The fused kernel divides the gradient by this.
-        divisor = torch.clamp(norm / self._clip, min=1.0)
+        scale = torch.clamp(norm / self._clip, min=1.0) * divisor
         count = torch.tensor(float(self._steps))
         for slot, gradient in zip(self._slots, gradients, strict=True):
             if gradient is not None:
-                self._update(slot, gradient.reshape(-1), lr, divisor, count)
+                self._update(slot, gradient.reshape(-1), lr, scale, count)
         self.drop()
         return float(norm), lr
 

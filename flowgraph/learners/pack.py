@@ -96,6 +96,11 @@ def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
         raise ValueError(f"mask must be bool[{total}], not {rows.mask.dtype}{list(rows.mask.shape)}")
     _check_tokens(rows, vocabulary, context)
     _check_side(rows)
+    of = rows.trajectory
+    if of is not None and (of.shape != (len(offsets) - 1,) or of.dtype.kind not in "iu"):
+        raise ValueError(
+            f"trajectory must be integers [{len(offsets) - 1}], one a row, not {of.dtype}{list(of.shape)}"
+        )
     for name, values in rows.fields.items():
         if values.shape[:1] != (total,):
             raise ValueError(

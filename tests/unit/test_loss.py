@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from flowgraph import Tokens
 from hops.loss import policy_gradient
 
 
@@ -17,7 +18,11 @@ def run(logprobs: list[float], advantages: list[float], rollout: list[float] | N
     fields = {"advantages": torch.tensor(advantages)}
     if rollout is not None:
         fields["logprobs"] = torch.tensor(rollout)
-    loss, metrics = policy_gradient(**config)(leaf, torch.zeros(len(logprobs)), fields)
+    n = len(logprobs)
+    said = policy_gradient(**config)(
+        Tokens(leaf, torch.zeros(n), fields, torch.zeros(n, dtype=torch.int64), 1)
+    )
+    loss, metrics = said.loss, said.metrics
     loss.sum().backward()
     return loss.tolist(), leaf.grad.tolist(), {name: value.tolist() for name, value in metrics.items()}
 

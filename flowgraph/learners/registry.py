@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from flowgraph.learners.protocol import Learner
+from flowgraph.learners.ranks import ALONE, Ranks
 
 
 class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="torch"):
@@ -48,9 +49,13 @@ LearnerOptions = TorchOptions
 LEARNERS: dict[str, type[LearnerOptions]] = {"torch": TorchOptions}
 
 
-def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner:
-    """Load the learner; every option but `model` is handed on by name."""
+def create_learner(options: LearnerOptions, model_dir: str, *, threads: int, ranks: Ranks = ALONE) -> Learner:
+    """Load the learner, or this rank's part of it; every option but `model` is handed on by name.
+
+    With several ranks all its methods are collective; `step` and `logprobs` take this rank's rows, `weights`
+    gives all on the first rank and {} on the others, and the first writes what `save` saves.
+    """
     from flowgraph.learners.torch import TorchLearner
 
     named = {name: getattr(options, name) for name in options.__struct_fields__ if name != "model"}
-    return TorchLearner(model_dir, threads=threads, **named)
+    return TorchLearner(model_dir, threads=threads, ranks=ranks, **named)

@@ -17,7 +17,7 @@ from flowgraph.engines.protocol import (
     Synced,
 )
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
-from flowgraph.learners.protocol import Learner, TokenLoss
+from flowgraph.learners.protocol import Aggregation, Learner, Losses, TokenLoss, Tokens, token_loss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
@@ -99,6 +99,7 @@ else:
 
 
 __all__ = [
+    "Aggregation",
     "Array",
     "Audit",
     "Backlog",
@@ -124,6 +125,7 @@ __all__ = [
     "Latest",
     "Learner",
     "Loaded",
+    "Losses",
     "Mask",
     "Measured",
     "ModelError",
@@ -150,6 +152,7 @@ __all__ = [
     "TiledOver",
     "TokenLoss",
     "Tokenizer",
+    "Tokens",
     "TrainRows",
     "Version",
     "audit",
@@ -164,4 +167,5 @@ __all__ = [
     "outputs",
     "run",
     "simulate",
+    "token_loss",
 ]

@@ -1,12 +1,16 @@
 """Output head, token loss and their gradient, a block of positions at a time.
 
 A token loss is element-wise, so the logits of a block can be turned into their own gradient as soon as they
-exist: logits → log-probabilities and entropy → the loss and its derivative → dlogits, in place. Nothing of
+exist: logits → log-probabilities and entropy → the loss and its derivatives → dlogits, in place. Nothing of
 size [positions, vocabulary] outlives a block or enters an autograd graph (the idea of Liger's fused linear
 cross entropy, arXiv 2410.10989, extended to any element-wise loss).
 
-Shapes: N masked tokens, U distinct positions that predict them (several tokens may share one), D hidden size,
-V vocabulary, C predicting positions of one block; T = B·L packed positions; I distinct token ids among them.
+A loss that looks across the tokens of a sequence (`token_loss(whole=True)`) has its derivatives only when all their
+log-probabilities are there, so its block is the whole micro-batch: [U,V] logits at once, in the model's dtype (at
+4096 positions and V = 49152 in bfloat16 403 MB instead of 50), still one softmax.
+
+Shapes: N masked tokens, U distinct positions that predict them (several tokens may share one), M sequences, D hidden
+size, V vocabulary, C predicting positions of one block; T = B·L packed positions; I distinct token ids among them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .protocol import TokenLoss
+from .aggregate import factors, needs_counts
+from .protocol import Aggregation, Losses, TokenLoss, Tokens
 
 # Positions of one block: large enough for fast matrix products, 50 MB of bfloat16 logits at V = 49152.
 _BLOCK = 512
@@ -33,12 +38,25 @@ class Targets(NamedTuple):
     target_N: Tensor
 
 
-class HeadResult(NamedTuple):
-    """Sums over the masked tokens, each already divided by `total`, and the gradient of the hidden states."""
+class Given(NamedTuple):
+    """What the loss of N masked tokens reads besides (see `Tokens`). fields: name → [N]; sequence_N < sequences."""
 
-    loss: float
-    entropy: float
-    metrics: dict[str, float]
+    fields: Mapping[str, Tensor]
+    sequence_N: Tensor
+    sequences: int
+
+
+class HeadResult(NamedTuple):
+    """Sums over the tokens of one micro-batch, nothing divided yet.
+
+    sums: loss (of kept tokens, by `aggregate.factors`), entropy and the loss's metrics (of all masked tokens), and how
+        many tokens and sequences are kept
+    spread: name → [N], the loss's metrics whose distribution is told
+    dhidden_UD: gradient of the summed loss
+    """
+
+    sums: dict[str, float]
+    spread: dict[str, Tensor]
     dhidden_UD: Tensor
 
 
@@ -55,36 +73,53 @@ class Head:
     def logprobs(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
         """f32[N]."""
         parts = []
-        for rows, part in _blocks(hidden_UD, targets):
+        for rows, part in _blocks(hidden_UD, targets, _BLOCK):
             logits_CV = self.logits(hidden_UD[rows])
             parts.append(_softmax_in_place(logits_CV, part, self._temperature, with_entropy=False)[0])
         return torch.cat(parts)
 
     @torch.no_grad()
     def backward(
-        self, hidden_UD: Tensor, targets: Targets, fields: Mapping[str, Tensor], loss: TokenLoss, total: int
+        self, hidden_UD: Tensor, targets: Targets, given: Given, loss: TokenLoss, mode: Aggregation
     ) -> HeadResult:
-        """Sum of the loss over tokens / total; its gradient is added to the weight's, returned for hidden.
+        """The summed loss; its gradient is added to the weight's, and returned for hidden.
 
-        total: the global number of masked tokens. Raises FloatingPointError for a loss that is not finite.
+        Raises FloatingPointError for a loss that is not finite, ValueError or TypeError for one of the wrong form.
         """
+        wide = widened(hidden_UD.dtype)
+        masked_M = torch.bincount(given.sequence_N, minlength=given.sequences).to(wide)
+        whole = marked(loss, "whole") or (marked(loss, "masks") and needs_counts(mode))
         dhidden_UD = torch.empty_like(hidden_UD)
+        kept_M = torch.zeros_like(masked_M)
         sums: dict[str, float] = {}
-        loss_sum, entropy_sum, first = 0.0, 0.0, 0
-        for rows, part in _blocks(hidden_UD, targets):
+        spread: dict[str, list[Tensor]] = {}
+        first = 0
+        for rows, part in _blocks(hidden_UD, targets, len(hidden_UD) if whole else _BLOCK):
             logits_CV = self.logits(hidden_UD[rows])
-            logprob_N, entropy_N = _softmax_in_place(logits_CV, part, self._temperature)
-            here = {name: values[first : first + len(logprob_N)] for name, values in fields.items()}
-            first += len(logprob_N)
-            value, grad_N, metrics = _token_loss(loss, logprob_N, entropy_N, here)
-            loss_sum += value / total
-            entropy_sum += float(entropy_N.sum()) / total
-            for name, metric_sum in metrics.items():
-                sums[name] = sums.get(name, 0.0) + metric_sum / total
-            dlogits_CV = _dlogits_in_place(logits_CV, part, logprob_N, grad_N / (total * self._temperature))
+            logprob_N, entropy_C = _softmax_in_place(logits_CV, part, self._temperature)
+            tokens = slice(first, first + len(logprob_N))
+            first = tokens.stop
+            seen = Tokens(
+                logprob_N,
+                entropy_C[part.which_N],
+                {name: values[tokens] for name, values in given.fields.items()},
+                given.sequence_N[tokens],
+                given.sequences,
+            )
+            found = _token_loss(loss, seen, mode, masked_M)
+            kept_M += found.kept_M
+            for name, value in found.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+            for name, values in found.spread.items():
+                spread.setdefault(name, []).append(values)
+            dlogits_CV = _dlogits_in_place(
+                logits_CV, part, seen.logprobs, entropy_C, found, self._temperature
+            )
             torch.mm(dlogits_CV, self._weight_VD, out=dhidden_UD[rows])
             self._add_gradients(dlogits_CV, hidden_UD[rows])
-        return HeadResult(loss_sum, entropy_sum, sums, dhidden_UD)
+        sums["kept_tokens"] = float(kept_M.sum())
+        sums["kept_sequences"] = float(torch.count_nonzero(kept_M))
+        return HeadResult(sums, {name: torch.cat(parts) for name, parts in spread.items()}, dhidden_UD)
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
         """hidden · weightᵀ + bias, before the temperature."""
@@ -121,7 +156,8 @@ class TiedEmbedding:
     @torch.no_grad()
     def backward(self, token_BL: Tensor, grad_BLD: Tensor) -> None:
         """Add to the matrix's gradient, which the head has made; like torch, a padding id gets none."""
-        assert self._layer.weight.grad is not None
+        if self._layer.weight.grad is None:  # no token was predicted
+            self._layer.weight.grad = torch.zeros_like(self._layer.weight)
         order_T = torch.argsort(token_BL.reshape(-1), stable=True)
         id_I, count_I = torch.unique_consecutive(token_BL.reshape(-1)[order_T], return_counts=True)
         # Bags sum in float32 and in a fixed order.
@@ -131,28 +167,39 @@ class TiedEmbedding:
         self._layer.weight.grad.index_add_(0, id_I, sum_ID)
 
 
-def _blocks(hidden_UD: Tensor, targets: Targets) -> Iterator[tuple[slice, Targets]]:
+def _blocks(hidden_UD: Tensor, targets: Targets, size: int) -> Iterator[tuple[slice, Targets]]:
     """Blocks of hidden states with their tokens, counted from the block's first row."""
-    for first in range(0, len(hidden_UD), _BLOCK):
-        last = min(first + _BLOCK, len(hidden_UD))
+    for first in range(0, len(hidden_UD), max(1, size)):
+        last = min(first + size, len(hidden_UD))
         low, high = torch.searchsorted(targets.which_N, torch.tensor([first, last])).tolist()
         yield slice(first, last), Targets(targets.which_N[low:high] - first, targets.target_N[low:high])
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What log-probabilities and losses are computed in: float32, or what is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def marked(loss: TokenLoss, what: str) -> bool:
+    """Whether `token_loss` marked it so."""
+    return bool(getattr(loss, what, False))
 
 
 def _softmax_in_place(
     logits_CV: Tensor, targets: Targets, temperature: float, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy per token, f32[N] each; the logits become probabilities.
+    """Log-probability of each token, f32[N], and entropy of each row, f32[C]; the logits become probabilities.
 
     log p_t = z_t - log Σ exp z and H = log Σ exp z - Σ p z, with z the logits minus their largest.
-    Without entropy the second result is empty and the logits are left in no defined state.
+    Without entropy the second result and the logits are left in no defined state.
     """
-    logsum_C1 = torch.empty(len(logits_CV), 1)
-    entropy_C = torch.empty(len(logits_CV))
-    target_logit_N = torch.empty(len(targets.target_N))
+    wide = widened(logits_CV.dtype)
+    logsum_C1 = torch.empty(len(logits_CV), 1, dtype=wide)
+    entropy_C = torch.empty(len(logits_CV), dtype=wide)
+    target_logit_N = torch.empty(len(targets.target_N), dtype=wide)
     step = max(1, _CACHED // logits_CV.shape[1])
     # Two scratch buffers for the whole block: fresh ones cost more in page faults than the arithmetic.
-    z_SV, e_SV = torch.empty(2, min(step, len(logits_CV)), logits_CV.shape[1]).unbind()
+    z_SV, e_SV = torch.empty(2, min(step, len(logits_CV)), logits_CV.shape[1], dtype=wide).unbind()
     bounds = torch.searchsorted(targets.which_N, torch.arange(0, len(logits_CV) + step, step)).tolist()
     for i, part_CV in enumerate(torch.split(logits_CV, step)):
         rows, tokens = slice(i * step, i * step + len(part_CV)), slice(bounds[i], bounds[i + 1])
@@ -168,43 +215,100 @@ def _softmax_in_place(
             mean_C = torch.linalg.vecdot(e_CV, z_CV) / sum_C1[:, 0]
             entropy_C[rows] = logsum_C1[rows, 0] - mean_C
             torch.mul(e_CV, 1 / sum_C1, out=part_CV)
-    logprob_N = target_logit_N - logsum_C1[targets.which_N, 0]
-    return logprob_N, entropy_C[targets.which_N] if with_entropy else torch.empty(0)
+    return target_logit_N - logsum_C1[targets.which_N, 0], entropy_C
 
 
-def _token_loss(
-    loss: TokenLoss, logprob_N: Tensor, entropy_N: Tensor, fields: Mapping[str, Tensor]
-) -> tuple[float, Tensor, dict[str, float]]:
-    """Sum of the loss, its derivative by each log-probability, and the sum of each metric."""
+class _Found(NamedTuple):
+    """A block's loss: `HeadResult`'s sums and spread, kept tokens of each sequence, and the derivatives of the sum.
+
+    dentropy_N: None where the loss does not use the entropy
+    """
+
+    sums: dict[str, float]
+    spread: Mapping[str, Tensor]
+    kept_M: Tensor
+    dlogprob_N: Tensor
+    dentropy_N: Tensor | None
+
+
+def _token_loss(loss: TokenLoss, seen: Tokens, mode: Aggregation, masked_M: Tensor) -> _Found:
+    """masked_M: f[M], the masked tokens of each sequence in the micro-batch."""
     with torch.enable_grad():
-        leaf_N = logprob_N.requires_grad_()
-        value_N, metrics = loss(leaf_N, entropy_N, fields)
-        if value_N.shape != leaf_N.shape:
-            raise ValueError(f"the loss returned shape {list(value_N.shape)} for {len(leaf_N)} tokens")
-        value = value_N.sum()
+        leaves = seen.logprobs.requires_grad_(), seen.entropy.requires_grad_()
+        said = _checked(loss, seen)
+        kept_M, value_N = masked_M, said.loss
+        if said.kept is not None:
+            kept_M = torch.bincount(seen.sequence[said.kept], minlength=seen.sequences).to(masked_M.dtype)
+            value_N = torch.where(said.kept, value_N, 0)
+        value = (value_N * factors(mode, kept_M, seen.sequence)).sum()
     if not bool(torch.isfinite(value.detach())):
         raise FloatingPointError(f"the loss is {value.item()}: no update was made")
-    grad_N = torch.zeros_like(leaf_N)
+    derivatives: tuple[Tensor | None, ...] = (None, None)
     if value.requires_grad:
-        (derivative_N,) = torch.autograd.grad(value, leaf_N, allow_unused=True)
-        grad_N = grad_N if derivative_N is None else derivative_N
-    logprob_N.requires_grad_(False)
-    return (
-        float(value.detach()),
-        grad_N,
-        {name: float(metric.detach().sum()) for name, metric in metrics.items()},
+        derivatives = torch.autograd.grad(value, leaves, allow_unused=True)
+    for leaf in leaves:
+        leaf.requires_grad_(False)
+    if said.kept is None:
+        kept_M = torch.bincount(seen.sequence, minlength=seen.sequences).to(masked_M.dtype)
+    told = {"entropy": seen.entropy, **said.metrics, **said.spread}
+    sums = {name: float(values.detach().sum()) for name, values in told.items()}
+    dlogprob_N = torch.zeros_like(leaves[0]) if derivatives[0] is None else derivatives[0]
+    spread = {name: values.detach() for name, values in said.spread.items()}
+    return _Found({"loss": float(value.detach())} | sums, spread, kept_M, dlogprob_N, derivatives[1])
+
+
+def _checked(loss: TokenLoss, seen: Tokens) -> Losses:
+    """What the loss says, if it has the form that `Losses` states."""
+    said = loss(seen)
+    if not isinstance(said, Losses):
+        raise TypeError(f"the loss returned a {type(said).__name__}; return flowgraph.Losses(loss, metrics)")
+    told = {"loss": said.loss, **said.metrics, **said.spread} | (
+        {} if said.kept is None else {"kept": said.kept}
     )
+    for name, values in told.items():
+        if values.shape != seen.logprobs.shape:
+            what = "the loss" if name == "loss" else f"the loss's {name}"
+            raise ValueError(f"{what} returned shape {list(values.shape)} for {len(seen.logprobs)} tokens")
+    if said.kept is not None and not marked(loss, "masks"):
+        raise ValueError(
+            "the loss leaves tokens out and is not marked so; decorate it with token_loss(masks=True)"
+        )
+    return said
 
 
-def _dlogits_in_place(probs_CV: Tensor, targets: Targets, logprob_N: Tensor, grad_N: Tensor) -> Tensor:
-    """d(Σ grad·logp)/dlogits = Σ_n grad_n (onehot(target_n) - p), over the tokens n that a row predicts."""
-    grad_C = torch.zeros(len(probs_CV)).index_add_(0, targets.which_N, grad_N)
-    probs_CV.mul_(-grad_C[:, None].to(probs_CV.dtype))
-    # The entries at targets are set from float32: grad·(1 - p) of a confident token would drown in the
+def _dlogits_in_place(
+    probs_CV: Tensor,
+    targets: Targets,
+    logprob_N: Tensor,
+    entropy_C: Tensor,
+    found: _Found,
+    temperature: float,
+) -> Tensor:
+    """The gradient of the logits: over the tokens n that a row predicts the sum of
+
+        a_n (onehot(target_n) - p) - b_n p (log p + H),
+
+    a and b being the derivatives by log-probability and entropy.
+    """
+    a_N = found.dlogprob_N / temperature
+    # As -p (slope + b log p), with slope = Σ a + H Σ b.
+    slope_C = torch.zeros_like(entropy_C).index_add_(0, targets.which_N, a_N)
+    slope_N = slope_C[targets.which_N]
+    if found.dentropy_N is None:
+        probs_CV.mul_(-slope_C[:, None].to(probs_CV.dtype))
+    else:
+        b_C = torch.zeros_like(entropy_C).index_add_(0, targets.which_N, found.dentropy_N / temperature)
+        slope_C += b_C * entropy_C
+        slope_N = slope_C[targets.which_N] + b_C[targets.which_N] * logprob_N
+        step = max(1, _CACHED // probs_CV.shape[1])
+        for first in range(0, len(probs_CV), step):
+            rows = slice(first, first + step)
+            p_CV = probs_CV[rows].to(slope_C.dtype)
+            probs_CV[rows] = -(p_CV * slope_C[rows, None] + torch.xlogy(p_CV, p_CV) * b_C[rows, None])
+    # The entries at targets are set from float32: a·(1 - p) of a confident token would drown in the
     # rounding of p. Rows that sampled the same token share an entry, and all write the same sum into it.
     pair_N = targets.which_N * probs_CV.shape[1] + targets.target_N
     pairs, same_N = torch.unique(pair_N, return_inverse=True)
-    onehot_N = torch.zeros(len(pairs)).index_add_(0, same_N, grad_N)[same_N]
-    entry_N = onehot_N - grad_C[targets.which_N] * logprob_N.exp()
-    probs_CV[targets.which_N, targets.target_N] = entry_N.to(probs_CV.dtype)
+    onehot_N = torch.zeros(len(pairs), dtype=a_N.dtype).index_add_(0, same_N, a_N)[same_N]
+    probs_CV[targets.which_N, targets.target_N] = (onehot_N - slope_N * logprob_N.exp()).to(probs_CV.dtype)
     return probs_CV

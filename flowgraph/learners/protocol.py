@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class Rows(NamedTuple):
     fields: name → array[token], what the loss reads besides (advantages, rollout log-probabilities…)
     side: name → integers[token, layer, k], what the engine chose in every layer for each token (`Side`)
     recorded: bool[token], where it did; elsewhere `side` says nothing. None without side channels
+    trajectory: i64[leaf], the trajectory that each row is a leaf of; None: each row is its own
     """
 
     tokens: npt.NDArray[np.int32]
@@ -32,20 +33,84 @@ class Rows(NamedTuple):
     fields: Mapping[str, npt.NDArray[Any]]
     side: Mapping[str, npt.NDArray[np.integer[Any]]] = MappingProxyType({})
     recorded: npt.NDArray[np.bool_] | None = None
+    trajectory: npt.NDArray[np.int64] | None = None
 
 
-# (logprobs f32[n], entropy f32[n], fields: name → tensor[n]) → (loss f32[n], metrics: name → f32[n]).
-# n counts masked tokens only, in any order. Element-wise over tokens: the learner calls it once or many times
-# a batch, with as many tokens as it likes; it sums the loss, divides by the global number of masked tokens,
-# and averages each metric over the same tokens. Entropy comes without a graph: to report, not to train on.
-TokenLoss = Callable[[Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]]
+class Tokens(NamedTuple):
+    """What a loss sees of n masked tokens, in any order, as torch tensors.
+
+    logprobs, entropy: f32[n], both with a graph: of the token, and of the distribution that it was drawn from
+    fields: name → [n], see `Rows.fields`
+    sequence: i64[n] in 0..sequences-1, the trajectory that each token is of
+    """
+
+    logprobs: Any
+    entropy: Any
+    fields: Mapping[str, Any]
+    sequence: Any
+    sequences: int
+
+
+class Losses(NamedTuple):
+    """What a loss says of them.
+
+    loss: f32[n]; the learner adds it up and divides (see `Aggregation`)
+    metrics: name → f32[n] without a graph, averaged over all masked tokens of the batch
+    kept: bool[n], false where the loss leaves a token out: it counts in no sum and in no denominator of the loss.
+        None: all are kept
+    spread: name → f32[n], metrics of which besides the mean (NAME) NAME_p05, NAME_p50, NAME_p95 and NAME_max are told
+    """
+
+    loss: Any
+    metrics: Mapping[str, Any] = MappingProxyType({})
+    kept: Any | None = None
+    spread: Mapping[str, Any] = MappingProxyType({})
+
+
+# Element-wise over tokens, unless it is marked by `token_loss`: then a batch is many calls, each on any tokens.
+TokenLoss = Callable[[Tokens], Losses]
+
+
+def token_loss(*, whole: bool = False, masks: bool = False) -> Callable[[TokenLoss], TokenLoss]:
+    """Mark a loss that looks across tokens.
+
+    whole: it looks across the tokens of a sequence, so that it gets all of them in one call (the logits of a whole
+        micro-batch then exist at once: positions · vocabulary)
+    masks: it may leave tokens out (`Losses.kept`)
+    """
+
+    def mark(loss: TokenLoss) -> TokenLoss:
+        loss.whole, loss.masks = whole, masks  # type: ignore[attr-defined]
+        return loss
+
+    return mark
+
+
+# How the losses ℓ of the tokens that are kept become one number. N: their number; S: sequences with one at least;
+# n_i: how many sequence i has. All are of the whole batch, over ranks and micro-batches. A sequence is a trajectory.
+#   token-mean               Σ ℓ / N                      every token weighs the same
+#   seq-mean-token-mean      Σ_i (Σ_t ℓ / n_i) / S        every sequence weighs the same
+#   seq-mean-token-sum       Σ_i Σ_t ℓ / S
+#   seq-mean-token-sum-norm  Σ_i Σ_t ℓ / (S · length)     with a fixed length (Dr. GRPO, arXiv 2503.20783)
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 class Learner(Protocol):
-    def step(self, rows: Rows, loss: TokenLoss, *, replay: bool = True) -> dict[str, float]:
+    def step(
+        self,
+        rows: Rows,
+        loss: TokenLoss,
+        *,
+        aggregate: Aggregation = "token-mean",
+        length: int | None = None,
+        replay: bool = True,
+    ) -> dict[str, float]:
         """One optimiser step on one batch: forward, backward, clip once, update. Returns metrics:
         loss, grad_norm (before clipping), lr, entropy, tokens (masked), rows (with a masked token), skipped,
-        and those of the loss. A batch whose mask is all false takes no step and says so with skipped=1.
+        and those of the loss. A batch of which the loss keeps no token takes no step and says so with skipped=1.
+
+        aggregate, length: how the loss is added up and divided; by numbers of the whole batch, so that loss and
+        gradient are the same for any split of its rows.
 
         With the side channels `routed_experts` and `indexer_topk` the forward takes the experts, and attends to the
         positions, that are recorded, and its own choice where none is; the gradient flows through the weights that the
@@ -55,8 +120,9 @@ class Learner(Protocol):
 
         Raises ValueError naming the row for a row without a prompt token before its first masked token, an
         unordered offset, a shape mismatch, a token outside the vocabulary, a row longer than the model's
-        context, a field that is not finite where the mask is true, or a side channel that it can't replay;
-        FloatingPointError for a loss or a gradient that is not finite. In both cases no parameter has changed.
+        context, a field that is not finite where the mask is true, trajectories that are not one integer a row, or a
+        side channel that it can't replay; FloatingPointError for a loss or a gradient that is not finite. In both cases
+        no parameter has changed.
         """
         ...
 

@@ -15,6 +15,7 @@ import torch
 from flowgraph.models.choices import Captured, Choices
 from flowgraph.models.positions import Positions
 
+from .metrics import share
 from .pack import Ints, Micro
 from .protocol import Rows
 from .side import Bools, differs, lay, lay_positions
@@ -126,15 +127,14 @@ class Replay:
         self._laid += int(real_T.sum())
         self._given += int(self._recorded[micro.source_T[real_T]].sum())
 
-    def metrics(self) -> dict[str, float]:
-        """Over the tokens that were computed, a prefix that rows share once.
+    def sums(self) -> dict[str, float]:
+        """As metrics over the tokens that were computed, a prefix that rows share once (see `metrics.share`).
 
         recorded: the share of them of which rollout's choices were recorded
         routing_mismatch, indexer_mismatch: of these, in every layer that makes the choice, the share for which another
         set was executed than the recorded one; left out where nothing was recorded
         """
-        found = {"recorded": self._given / max(1, self._laid)}
-        compared = [name for name, count in self._compared.items() if count]
-        return found | {
-            self._channels[name].metric: self._differ[name] / self._compared[name] for name in compared
-        }
+        found = share("recorded", self._given, self._laid)
+        for name, one in self._channels.items():
+            found |= share(one.metric, self._differ[name], self._compared[name])
+        return found

@@ -1,8 +1,8 @@
 """The learner on torch: a Hugging Face causal model, packed rows, one AdamW step per batch.
 
 A step: check → pack → per micro-batch (backbone → head, loss and dlogits → backbone backward → add gradients
-in float32) → clip once → AdamW on float32 masters. The loss is summed over tokens and divided by the *global*
-number of masked tokens, so loss and gradient are the same for any split.
+in float32) → divide and clip once → AdamW on float32 masters. Nothing is divided before the last token of the batch
+is in, and then by a number of the *whole* batch, so loss and gradient are the same for any split.
 
 Shapes: B lines of L positions in one forward pass (B = 1 for a tree), T = B·L; U predicting positions; N
 masked tokens; D hidden size.
@@ -28,12 +28,16 @@ from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
-from .head import Head, Targets, TiedEmbedding
+from .aggregate import check_aggregation, divisor
+from .head import Given, Head, HeadResult, Targets, TiedEmbedding
+from .metrics import Part, metrics_of, share, totals
 from .optim import MasterAdamW
-from .pack import Micro, Packing, check_rows, positions, select
+from .pack import Micro, Packing, fill, positions, select
 from .pack import pack as pack_rows
-from .protocol import Rows, TokenLoss
+from .protocol import Aggregation, Rows, TokenLoss
+from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
+from .rows import check_rows
 from .save import save_model
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ class TorchLearner:
     temperature: logits are divided by it, as they were when sampled
     weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
+    ranks: the processes that hold the model between them, this one among them
 
     Deterministic: the same inputs give the same bits for the same number of threads.
     Raises NotImplementedError for a model whose attention or head is not what the packing assumes.
@@ -70,18 +75,21 @@ class TorchLearner:
         temperature: float = 1.0,
         weights_dtype: str | None = None,
         threads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         _check_config(model_dir, dtype, pack, max_tokens, lr, clip, warmup, temperature)
         if threads is not None:
             torch.set_num_threads(threads)
+        self._ranks = ranks
+        ranks.open()
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = _load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._channels: dict[str, Channel] = {}
-        if pack == "tree" and has_indexer(self._model):
+        if pack != "padded" and has_indexer(self._model):
             raise NotImplementedError(
-                f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
+                f"pack={pack!r} knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
         self._backbone = self._model.base_model
@@ -101,40 +109,66 @@ class TorchLearner:
             warmup=warmup,
         )
 
-    def step(self, rows: Rows, loss: TokenLoss, *, replay: bool = True) -> dict[str, float]:
-        """See `Learner.step`. One metric more: positions, how many the model computed, padding included; and those
-        of `Replay` where rows have side channels.
+    def step(
+        self,
+        rows: Rows,
+        loss: TokenLoss,
+        *,
+        aggregate: Aggregation = "token-mean",
+        length: int | None = None,
+        replay: bool = True,
+    ) -> dict[str, float]:
+        """See `Learner.step`. Metrics besides: positions, how many the model computed, and padding, the share of them
+        that hold no token; those of `Replay` where rows have side channels.
 
         Raises FloatingPointError for a loss or a gradient norm that is not finite; parameters and optimiser
         are then as before.
         """
-        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        micros = pack_rows(rows, self._pack, self._max_tokens)
-        chosen = self._replay(rows, replay)
-        tokens = int(rows.mask.sum())
-        metrics = {
-            "tokens": float(tokens),
-            "rows": float(_trained_rows(rows)),
-            "positions": float(positions(micros)),
-        }
-        if not micros:
-            log.warning(
-                "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
-            )
-            return {**metrics, "loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "entropy": 0.0, "skipped": 1.0}
-        sums: dict[str, float] = {}
+        check_aggregation(aggregate, length)
         try:
-            for micro in micros:
-                for name, value in self._backward(micro, rows, loss, tokens, chosen).items():
-                    sums[name] = sums.get(name, 0.0) + value
-                if len(micros) > 1:
-                    self._optimizer.accumulate()
+            mine = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
+            total = totals(self._ranks.gather(mine))
         except BaseException:
             self._optimizer.drop()
             raise
-        norm, lr = self._optimizer.step()
-        metrics |= chosen.metrics() if chosen else {}
-        return {**sums, **metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
+        by = divisor(aggregate, length, total.sums["kept_tokens"], total.sums["kept_sequences"])
+        metrics = metrics_of(total, by)
+        if not by:
+            self._optimizer.drop()
+            log.warning(
+                "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
+            )
+            return {**metrics, "grad_norm": 0.0, "lr": 0.0, "skipped": 1.0}
+        norm, lr = self._optimizer.step(by)
+        return {**metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
+
+    def accumulate(
+        self, rows: Rows, loss: TokenLoss, *, aggregate: Aggregation = "token-mean", replay: bool = True
+    ) -> Part:
+        """Forward and backward of this process's rows: their gradients are added up in the optimiser, undivided."""
+        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
+        micros = pack_rows(rows, self._pack, self._max_tokens)
+        micros = fill(micros, self._ranks.most(len(micros)), self._pack)
+        chosen = self._replay(rows, replay)
+        sums = {
+            "tokens": float(rows.mask.sum()),
+            "rows": float(_trained_rows(rows)),
+            "positions": float(positions(micros)),
+            "kept_tokens": 0.0,
+            "kept_sequences": 0.0,
+            **share("padding", sum(int((micro.source_T < 0).sum()) for micro in micros), positions(micros)),
+        }
+        spread: dict[str, list[Tensor]] = {}
+        for micro in micros:
+            found = self._backward(micro, rows, loss, aggregate, chosen)
+            for name, value in found.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+            for name, values in found.spread.items():
+                spread.setdefault(name, []).append(values)
+            if len(micros) > 1:
+                self._optimizer.accumulate()
+        sums |= chosen.sums() if chosen else {}
+        return Part(sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()})
 
     def _replay(self, rows: Rows, force: bool) -> Replay | None:
         for name in rows.side:
@@ -143,22 +177,22 @@ class TorchLearner:
         return Replay(self._channels, rows, force=force) if rows.side else None
 
     def _backward(
-        self, micro: Micro, rows: Rows, loss: TokenLoss, total: int, chosen: Replay | None
-    ) -> dict[str, float]:
+        self, micro: Micro, rows: Rows, loss: TokenLoss, aggregate: Aggregation, chosen: Replay | None
+    ) -> HeadResult:
         """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
-        fields = {name: _tensor(values) for name, values in select(micro, dict(rows.fields)).items()}
         inputs = _inputs(micro, self._model.dtype)
         token_BL = inputs["input_ids"]
         embedded_BLD = self._embedding(token_BL) if self._embedding else None
         if embedded_BLD is not None:
             inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
         hidden_UD = self._hidden(inputs, micro, chosen)
-        result = self._head.backward(hidden_UD.detach(), _targets(micro), fields, loss, total)
+        given = _given(micro, rows, self._model.dtype)
+        result = self._head.backward(hidden_UD.detach(), _targets(micro), given, loss, aggregate)
         torch.autograd.backward(hidden_UD, result.dhidden_UD)
         if self._embedding and embedded_BLD is not None:
             assert embedded_BLD.grad is not None
             self._embedding.backward(token_BL, embedded_BLD.grad)
-        return {**result.metrics, "loss": result.loss, "entropy": result.entropy}
+        return result
 
     def _forward(self, micro: Micro, chosen: Replay | None = None) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
@@ -207,10 +241,10 @@ def _check_config(
 ) -> None:
     if not os.path.isdir(model_dir):
         raise FileNotFoundError(f"no model directory at {model_dir!r}")
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError(f"dtype must be bfloat16 or float32, not {dtype!r}")
-    if how not in ("padded", "tree"):
-        raise ValueError(f"pack must be padded or tree, not {how!r}")
+    if dtype not in ("bfloat16", "float32", "float64"):
+        raise ValueError(f"dtype must be bfloat16, float32 or float64, not {dtype!r}")
+    if how not in ("padded", "packed", "tree"):
+        raise ValueError(f"pack must be padded, packed or tree, not {how!r}")
     for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value}")
@@ -222,7 +256,7 @@ def _check_config(
 def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
     from transformers import AutoModelForCausalLM
 
-    implementation = attention.register() if how == "tree" else None  # None: the model's own default
+    implementation = attention.register() if how != "padded" else None  # None: the model's own default
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation=implementation
@@ -264,9 +298,9 @@ def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Pack
             else:
                 logits_UV = head.logits(forward(micro))
             second = np.sort(micro.source_N.argsort()[length - prompt :])
-            logits.append(logits_UV[micro.which_N[second]].float())
+            logits.append(logits_UV[micro.which_N[second]].double())
     error = float(torch.linalg.vector_norm(logits[0] - logits[1]) / torch.linalg.vector_norm(logits[1]))
-    if not error < (1e-4 if model.dtype == torch.float32 else 2e-2):
+    if not error < (2e-2 if model.dtype == torch.bfloat16 else 1e-4):
         raise NotImplementedError(
             f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its"
             " own (recurrent layers, or a head that is more than one matrix)"
@@ -288,9 +322,20 @@ def _targets(micro: Micro) -> Targets:
     return Targets(torch.from_numpy(micro.which_N), torch.from_numpy(micro.target_N))
 
 
-def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    """A field as the loss sees it: integers and booleans as they are, all else (bfloat16 too) in float32."""
-    return torch.from_numpy(values if values.dtype.kind in "biu" else values.astype(np.float32))
+def _given(micro: Micro, rows: Rows, dtype: torch.dtype) -> Given:
+    """What the loss reads of a micro-batch's masked tokens: integers and booleans as they are, all else (bfloat16 too)
+    widened.
+    """
+    fields = {
+        name: torch.from_numpy(values)
+        if values.dtype.kind in "biu"
+        else torch.from_numpy(values.astype(np.float64 if dtype == torch.float64 else np.float32))
+        for name, values in select(micro, dict(rows.fields)).items()
+    }
+    row_N = np.searchsorted(rows.offsets, micro.source_N, side="right") - 1
+    of_N = row_N if rows.trajectory is None else rows.trajectory[row_N]
+    names, sequence_N = np.unique(of_N, return_inverse=True)
+    return Given(fields, torch.from_numpy(sequence_N.astype(np.int64)), len(names))
 
 
 def _trained_rows(rows: Rows) -> int:

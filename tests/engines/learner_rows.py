@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from flowgraph.learners.protocol import Rows
+from flowgraph.learners.protocol import Rows, Tokens
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
 
-PACKINGS = ("padded", "tree")
+PACKINGS = ("padded", "packed", "tree")
 LOSS = policy_gradient()
 
 
@@ -62,18 +62,25 @@ def plain_gradient(model_dir: Path, rows: Rows, loss: Any = LOSS) -> tuple[float
         parts.append(torch.cat([torch.zeros(1), logprobs]))
     logprobs = torch.cat(parts)[torch.from_numpy(rows.mask)]
     fields = {name: torch.from_numpy(values[rows.mask]) for name, values in rows.fields.items()}
-    value = loss(logprobs, torch.zeros(len(logprobs)), fields)[0].sum() / len(logprobs)
+    value = token_mean(loss, logprobs, fields)
     value.backward()
     return float(value.detach()), {n: p.grad for n, p in model.named_parameters()}, logprobs.detach()
+
+
+def token_mean(loss: Any, logprobs: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
+    """The mean of an element-wise loss that reads no entropy."""
+    none = torch.zeros(len(logprobs), dtype=torch.int64)
+    mean: Tensor = loss(Tokens(logprobs, torch.zeros_like(logprobs), fields, none, 1)).loss.mean()
+    return mean
 
 
 def our_gradient(learner: TorchLearner, rows: Rows, loss: Any = LOSS) -> tuple[float, dict[str, Tensor]]:
     """The gradient that the optimiser would get, and no step."""
     optimizer, found = learner._optimizer, {}
 
-    def no_step() -> tuple[float, float]:
+    def no_step(divisor: float) -> tuple[float, float]:
         names = [name for name, _ in learner._model.named_parameters()]
-        found.update(zip(names, [g.float().clone() for g in optimizer._gradients()], strict=True))
+        found.update(zip(names, [g.float() / divisor for g in optimizer._gradients()], strict=True))
         optimizer.drop()
         return 0.0, 0.0
 

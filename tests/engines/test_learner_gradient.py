@@ -26,9 +26,9 @@ from learner_rows import (
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from flowgraph.learners import head as head_module
-from flowgraph.learners.head import Head, Targets
+from flowgraph.learners.head import Given, Head, Targets
 from flowgraph.learners.optim import MasterAdamW
-from flowgraph.learners.protocol import Rows
+from flowgraph.learners.protocol import Losses, Rows
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
 
@@ -140,10 +140,11 @@ def test_L1_lengths_1_and_3_give_loss_half_and_gradient_a_quarter_for_every_spli
         n = sum(lengths[row] for row in part)
         values = torch.cat([torch.full((lengths[row],), advantages[row]) for row in part])
         targets = Targets(torch.arange(n), torch.zeros(n, dtype=torch.int64))
-        loss += head.backward(torch.ones(n, 1), targets, {"advantages": values}, LOSS, total=4).loss
-    assert loss == 0.5
+        given = Given({"advantages": values}, torch.zeros(n, dtype=torch.int64), 1)
+        loss += head.backward(torch.ones(n, 1), targets, given, LOSS, "token-mean").sums["loss"]
+    assert loss / 4 == 0.5
     assert layer.weight.grad is not None
-    assert layer.weight.grad[0].item() == 0.25
+    assert layer.weight.grad[0].item() / 4 == 0.25
 
 
 @pytest.mark.parametrize("how", PACKINGS)
@@ -182,7 +183,7 @@ def test_temperature_divides_the_logits(tiny: Path) -> None:
     learner = TorchLearner(str(tiny), lr=0.1, dtype="float32", temperature=0.7, threads=1)
     found, mask = learner.logprobs(rows)[1 : len(ids)], rows.mask[1 : len(ids)]
     np.testing.assert_allclose(found[mask], expected.detach().numpy()[mask], atol=1e-5)
-    loss = learner.step(rows, lambda logprobs, entropy, fields: (-logprobs, {"h": entropy}))
+    loss = learner.step(rows, lambda tokens: Losses(-tokens.logprobs, {"h": tokens.entropy.detach()}))
     assert loss["loss"] == pytest.approx(-learner_mean(tiny, rows, 0.7), rel=1e-4)
     assert loss["h"] == pytest.approx(loss["entropy"])
 
@@ -224,7 +225,8 @@ def test_adamw_equals_torchs_with_the_gradient_clipped_once() -> None:
         gradients = [torch.randn_like(p) * scale for p in ours]
         for _ in range(2):  # two micro-batches
             for parameter, gradient in zip(ours, gradients, strict=True):
-                parameter.grad = gradient / 2
+                # As autograd does it: what is there already stays.
+                parameter.grad = gradient / 2 if parameter.grad is None else parameter.grad + gradient / 2
             optimizer.accumulate()
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()

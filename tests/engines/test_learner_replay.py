@@ -17,6 +17,7 @@ from learner_rows import (
     make_rows,
     our_gradient,
     sampled,
+    token_mean,
 )
 from transformers import AutoModelForCausalLM
 
@@ -110,7 +111,7 @@ def test_the_gradient_is_that_of_each_row_by_itself_with_its_experts_put_in(
         parts.append(torch.cat([torch.zeros(1), logprobs]))
     logprobs = torch.cat(parts)[torch.from_numpy(rows.mask)]
     fields = {name: torch.from_numpy(values[rows.mask]) for name, values in rows.fields.items()}
-    value = LOSS(logprobs, torch.zeros(len(logprobs)), fields)[0].sum() / len(logprobs)
+    value = token_mean(LOSS, logprobs, fields)
     value.backward()
     wanted = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in plain.named_parameters()}
     assert loss == pytest.approx(float(value.detach()), rel=1e-5)
@@ -123,8 +124,9 @@ def test_the_gradient_is_that_of_each_row_by_itself_with_its_experts_put_in(
 def test_equal_rows_of_two_routings_are_scored_by_their_own(models: dict[str, Path]) -> None:
     twice = make_rows([[5, 6, 7, 8, 9]] * 2, [[0, 0, 0, 1, 1]] * 2)
     rows = routed(models["u8"], twice, random=3)
-    padded, tree = (learner(models["u8"], how).logprobs(rows).reshape(2, -1) for how in PACKINGS)
+    padded, packed, tree = (learner(models["u8"], how).logprobs(rows).reshape(2, -1) for how in PACKINGS)
     np.testing.assert_allclose(tree, padded, atol=1e-5)
+    np.testing.assert_allclose(packed, padded, atol=1e-5)
     assert np.abs(tree[0] - tree[1])[3:].min() > 1e-3
 
 
@@ -150,7 +152,7 @@ def test_a_step_that_fails_leaves_the_model_to_choose_for_itself(models: dict[st
     before, weights = trained.logprobs(plain).tobytes(), digest(trained.weights())
     rows = routed(models["u8"], plain, random=4)
 
-    def fails(logprobs: Any, entropy: Any, fields: Any) -> Any:
+    def fails(tokens: Any) -> Any:
         raise ArithmeticError("no loss today")
 
     with pytest.raises(ArithmeticError):

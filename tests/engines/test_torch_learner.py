@@ -20,9 +20,9 @@ from learner_rows import (
     our_gradient,
     sampled,
 )
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig, MistralConfig
 
+from flowgraph.learners.protocol import Losses, Tokens
 from flowgraph.learners.torch import TorchLearner
 
 
@@ -80,18 +80,19 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(tiny: Path, how: 
     learner = TorchLearner(str(tiny), lr=0.1, dtype="float32", pack=how, threads=1, max_tokens=16)
     before = digest(learner.weights())
 
-    def infinite_loss(logprobs: Tensor, entropy: Tensor, fields: Any) -> Any:
-        return logprobs * torch.where(fields["advantages"] == fields["advantages"].max(), torch.inf, 1), {}
+    def infinite_loss(tokens: Tokens) -> Losses:
+        most = tokens.fields["advantages"] == tokens.fields["advantages"].max()
+        return Losses(tokens.logprobs * torch.where(most, torch.inf, 1))
 
-    def infinite_gradient(logprobs: Tensor, entropy: Tensor, fields: Any) -> Any:
-        return (logprobs - logprobs.detach()).abs().sqrt(), {}
+    def infinite_gradient(tokens: Tokens) -> Losses:
+        return Losses((tokens.logprobs - tokens.logprobs.detach()).abs().sqrt())
 
     with pytest.raises(FloatingPointError, match="the loss is"):
         learner.step(rows, infinite_loss)
     with pytest.raises(FloatingPointError, match="gradient norm is"):
         learner.step(rows, infinite_gradient)
     with pytest.raises(ValueError, match=r"returned shape \[\]"):
-        learner.step(rows, lambda logprobs, entropy, fields: (logprobs.sum(), {}))
+        learner.step(rows, lambda tokens: Losses(tokens.logprobs.sum()))
     assert digest(learner.weights()) == before
     clean = TorchLearner(str(tiny), lr=0.1, dtype="float32", pack=how, threads=1, max_tokens=16)
     assert learner.step(rows, LOSS) == clean.step(rows, LOSS)

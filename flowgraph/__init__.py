@@ -17,7 +17,7 @@ from flowgraph.engines.protocol import (
     Synced,
 )
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
-from flowgraph.learners.protocol import Aggregation, Learner, Losses, TokenLoss, Tokens, token_loss
+from flowgraph.learners.protocol import Aggregation, Critic, Learner, Losses, TokenLoss, Tokens, token_loss
 from flowgraph.learners.protocol import Rows as TrainRows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
@@ -106,6 +106,7 @@ __all__ = [
     "Below",
     "CheckError",
     "Credit",
+    "Critic",
     "Derivable",
     "Diagnostic",
     "Diagram",

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from flowgraph.learners.protocol import Learner
+from flowgraph.learners.protocol import Critic, Learner
 
 
 class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="torch"):
@@ -15,6 +15,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     pack: "tree" computes a prompt that rows share once, "padded" once a row; they differ in rounding
     max_tokens: the most tokens of one forward pass; a longer row stands alone
     weights_dtype: of the weights that an engine gets, where it computes in another dtype; None for `dtype`
+    head: "value" makes it a critic, which gives a value a token in place of a log-probability
     """
 
     model: str
@@ -29,6 +30,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     warmup: int = 0
     temperature: float = 1.0
     weights_dtype: Literal["bfloat16", "float32"] | None = None
+    head: Literal["tokens", "value"] = "tokens"
 
     @property
     def given(self) -> str:
@@ -41,15 +43,23 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}")
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0, not {self.warmup}")
+        if self.head == "value" and (self.temperature, self.weights_dtype) != (1.0, None):
+            raise ValueError(
+                "temperature and weights_dtype say nothing of a learner with head: value; leave them out"
+            )
 
 
 LearnerOptions = TorchOptions
 LEARNERS: dict[str, type[LearnerOptions]] = {"torch": TorchOptions}
 
 
-def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner:
-    """Load the learner; every option but `model` is handed on by name."""
+def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner | Critic:
+    """Load the learner; every option but `model` and `head` is handed on by name."""
     from flowgraph.learners.torch import TorchLearner
+    from flowgraph.learners.value import ValueLearner
 
-    named = {name: getattr(options, name) for name in options.__struct_fields__ if name != "model"}
-    return TorchLearner(model_dir, threads=threads, **named)
+    named = {
+        name: getattr(options, name) for name in options.__struct_fields__ if name not in ("model", "head")
+    }
+    kind = ValueLearner if options.head == "value" else TorchLearner
+    return kind(model_dir, threads=threads, **named)

@@ -29,7 +29,7 @@ from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
 from .aggregate import check_aggregation, divisor
-from .head import Given, Head, HeadResult, Targets, TiedEmbedding
+from .head import Given, Head, HeadResult, Targets, TiedEmbedding, TokenHead
 from .metrics import metrics_of, share
 from .optim import MasterAdamW
 from .pack import Micro, Packing, check_rows, positions, select
@@ -77,7 +77,7 @@ class TorchLearner:
         if threads is not None:
             torch.set_num_threads(threads)
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
-        self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._model = self._load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._channels: dict[str, Channel] = {}
@@ -87,7 +87,7 @@ class TorchLearner:
                 "indexer chooses; use pack='padded'"
             )
         self._backbone = self._model.base_model
-        self._head = Head(self._model.get_output_embeddings(), temperature)
+        self._head = self._make_head(temperature)
         self._embedding = _tied_embedding(self._model)
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
@@ -102,6 +102,15 @@ class TorchLearner:
             clip=clip,
             warmup=warmup,
         )
+
+    def _load(self, model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
+        """The model; what is not its head is its `base_model`."""
+        from transformers import AutoModelForCausalLM
+
+        return load_model(AutoModelForCausalLM, model_dir, dtype, how)
+
+    def _make_head(self, temperature: float) -> TokenHead:
+        return Head(self._model.get_output_embeddings(), temperature)
 
     def step(
         self,
@@ -216,11 +225,15 @@ class TorchLearner:
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
+        return self._read(rows, replay)
+
+    def _read(self, rows: Rows, replay: bool) -> npt.NDArray[np.float32]:
+        """f32[token]: what the head reads of the masked tokens, 0 elsewhere."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
         for micro in pack_rows(rows, self._pack, self._max_tokens):
             hidden_UD = self._forward(micro, chosen)
-            out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+            out[micro.source_N] = self._head.read(hidden_UD, _targets(micro)).numpy()
         return out
 
     def weights(self) -> dict[str, Tensor]:
@@ -262,26 +275,23 @@ def _check_config(
             raise ValueError(f"{name} must be finite and not negative, not {value}")
 
 
-def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def load_model(kind: Any, model_dir: str, dtype: torch.dtype, how: Packing, **config: Any) -> Any:
+    """kind: one of transformers' Auto classes; config: what its configuration has besides that of the files."""
     implementation = attention.register() if how == "tree" else None  # None: the model's own default
     with no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=implementation
-        )
+        model = kind.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation, **config)
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
     return model.eval()
 
 
 def _tied_embedding(model: Any) -> TiedEmbedding | None:
     """Only for a plain embedding: one that scales or projects is left to autograd."""
-    layer = model.get_input_embeddings()
-    tied = layer.weight is model.get_output_embeddings().weight
+    layer, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and layer.weight is head.weight
     return TiedEmbedding(layer) if tied and type(layer) is torch.nn.Embedding else None
 
 
-def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:
+def _probe(model: Any, forward: Callable[[Micro], Tensor], head: TokenHead, how: Packing) -> None:
     """Refuse a model that the packing does not fit, on two short rows that share a prompt.
 
     The second row's logits are computed by our backbone and head beside one first row, and by the model's own

@@ -91,8 +91,10 @@ def squared_error(*, clip: float | None = 0.2) -> TokenLoss:
         if clip is None:
             return Losses(0.5 * plain, metrics)
         old = tokens.fields["values"]
-        near = (old + (value - old).clamp(-clip, clip) - returns) ** 2
-        metrics["clipped"] = (near > plain).detach().float()
+        moved = value - old
+        near = (old + moved.clamp(-clip, clip) - returns) ** 2
+        # Within the clip the two differ by rounding only.
+        metrics["clipped"] = ((near > plain) & (moved.abs() > clip)).detach().float()
         return Losses(0.5 * torch.maximum(plain, near), metrics)
 
     return loss

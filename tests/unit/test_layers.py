@@ -20,6 +20,7 @@ HEAVY = {
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
 } | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
+HEAVY |= {"flowgraph.learners.value"}
 HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names", "flowgraph.models.positions"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 

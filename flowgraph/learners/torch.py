@@ -28,13 +28,13 @@ from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
-from .aggregate import check_aggregation, divisor
+from .aggregate import divisor
 from .head import Given, Head, HeadResult, Targets, TiedEmbedding
 from .metrics import Part, metrics_of, share, totals
 from .optim import MasterAdamW
 from .pack import Micro, Packing, fill, positions, select
 from .pack import pack as pack_rows
-from .protocol import Aggregation, Rows, TokenLoss
+from .protocol import Aggregation, Rows, TokenLoss, check_aggregation
 from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
 from .rows import check_rows

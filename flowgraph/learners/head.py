@@ -39,7 +39,7 @@ class Targets(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the loss of N masked tokens reads besides (see `Tokens`). fields: name → [N]; sequence_N: in 0..sequences-1."""
+    """What the loss of N masked tokens reads besides (see `Tokens`). fields: name → [N]; sequence_N < sequences."""
 
     fields: Mapping[str, Tensor]
     sequence_N: Tensor

@@ -1,16 +1,19 @@
 """Rows of tokens → micro-batches under a token cap. Pure numpy: nothing here knows a model.
 
-Two ways to lay rows out, with the same loss and gradient:
+Three ways to lay rows out, with the same loss and gradient:
 
 - `padded`: rows of similar length side by side, padded on the right.
+- `packed`: rows one behind the other in one line, each attending to itself only; positions begin at 0 in each.
 - `tree`: every distinct prefix once. Rows are sorted, so that a row follows the one it shares most with; only
   its tokens past that shared prefix (its *fresh* tokens) are laid down, and they attend to its whole path
   from the root. Samples of one prompt share the prompt, forked leaves share their trunk, and samples that
-  begin alike share their beginning. What the engine chose for a token (`Rows.side`) is a part of it here: where two
-rows have the same tokens and other choices, each has positions of its own.
+  begin alike share their beginning: what is laid is the prefix trie of the rows. What the engine chose for a token
+  (`Rows.side`) is a part of it here: where two rows have the same tokens and other choices, each has positions of
+  its own.
 
-In both, a row enters the model only up to the token before its last masked one: what stands behind is neither
-trained nor seen by anything that is.
+In all, a row enters the model only up to the token before its last masked one: what stands behind is neither
+trained nor seen by anything that is. A micro-batch holds whole trajectories, all leaves of each, so that what is
+summed over a trajectory is there in one forward pass.
 
 Shapes: T packed positions of one forward pass; N masked tokens; U distinct positions that predict them
 (U ≤ N: the first tokens of all samples of a prompt are predicted by one position); R runs of a bucket; Q
@@ -27,9 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .protocol import Rows
+from .units import Row, packed_parts, padded_parts, shared_with, tree_parts
 
 Ints = npt.NDArray[np.int64]
-Packing = Literal["padded", "tree"]
+Packing = Literal["padded", "packed", "tree"]
 
 # Long runs are cut into this many queries: a causal run then reads little more than half of its square of
 # scores, and the scores of one bucket stay small.
@@ -73,160 +77,39 @@ class Micro(NamedTuple):
     source_N: Ints
 
 
-class _Row(NamedTuple):
-    """A row with something to train on: where it begins in `Rows.tokens`, its input, its masked positions.
-
-    key: bytes that sort as its tokens do, each with what was chosen for it
-    """
-
-    start: int
-    inputs: npt.NDArray[np.int32]
-    masked: Ints  # counted from the row's first token; all ≥ 1
-    key: bytes
-
-
-def check_rows(rows: Rows, *, vocabulary: int, context: int) -> None:
-    """Raise ValueError, naming the row or field, for what cannot be trained on (see `Learner.step`)."""
-    offsets, total = rows.offsets, len(rows.tokens)
-    if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != total:
-        raise ValueError(f"offsets must run from 0 to the number of tokens, {total}")
-    for row in np.flatnonzero(np.diff(offsets) < 0):
-        raise ValueError(f"row {row}: its offsets {offsets[row]}, {offsets[row + 1]} are out of order")
-    if rows.mask.shape != (total,) or rows.mask.dtype != np.bool_:
-        raise ValueError(f"mask must be bool[{total}], not {rows.mask.dtype}{list(rows.mask.shape)}")
-    _check_tokens(rows, vocabulary, context)
-    _check_side(rows)
-    of = rows.trajectory
-    if of is not None and (of.shape != (len(offsets) - 1,) or of.dtype.kind not in "iu"):
-        raise ValueError(
-            f"trajectory must be integers [{len(offsets) - 1}], one a row, not {of.dtype}{list(of.shape)}"
-        )
-    for name, values in rows.fields.items():
-        if values.shape[:1] != (total,):
-            raise ValueError(
-                f"field {name!r} must have one value per token ({total}), not shape {values.shape}"
-            )
-        if values.dtype.kind not in "biu":
-            finite = np.isfinite(values.reshape(total, -1)).all(axis=1) | ~rows.mask
-            for token in np.flatnonzero(~finite):
-                raise ValueError(
-                    f"row {_row_of(rows, token)}: field {name!r} is {values[token]} at token {token}"
-                )
-
-
-def _check_tokens(rows: Rows, vocabulary: int, context: int) -> None:
-    for token in np.flatnonzero((rows.tokens < 0) | (rows.tokens >= vocabulary)):
-        raise ValueError(
-            f"row {_row_of(rows, token)}: token id {rows.tokens[token]} is not below {vocabulary}"
-        )
-    for row, length in enumerate(np.diff(rows.offsets)):
-        if length > context:
-            raise ValueError(f"row {row}: {length} tokens exceed the model's context of {context}")
-        if length and rows.mask[rows.offsets[row]]:
-            raise ValueError(f"row {row}: no prompt token stands before its first masked token")
-
-
-def _check_side(rows: Rows) -> None:
-    total, recorded = len(rows.tokens), rows.recorded
-    if rows.side and (recorded is None or recorded.shape != (total,) or recorded.dtype != np.bool_):
-        what = "missing" if recorded is None else f"{recorded.dtype}{list(recorded.shape)}"
-        raise ValueError(f"recorded must be bool[{total}] beside side channels; it is {what}")
-    for name, values in rows.side.items():
-        if values.ndim != 3 or len(values) != total or values.dtype.kind not in "iu":
-            raise ValueError(
-                f"side channel {name!r} must be integers [{total}, layers, k], not {values.dtype}{list(values.shape)}"
-            )
-
-
-def _row_of(rows: Rows, token: np.integer[Any]) -> int:
-    return int(np.searchsorted(rows.offsets, token, side="right")) - 1
-
-
 def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
     """Micro-batches of at most `max_tokens` positions, padding included; their order depends on content only.
 
-    A longer row stands alone. Rows without a masked token are left out. Expects rows that pass `check_rows`.
+    A trajectory that is longer stands alone. Rows without a masked token are left out. Expects rows that pass
+    `check_rows`.
     """
-    live = list(_live(rows))
-    if how == "tree":
-        return [_tree(part, rows) for part in _split_sorted(live, rows, max_tokens)]
-    return [_padded(part, rows) for part in _split_padded(live, max_tokens)]
+    if how == "padded":
+        return [_padded(part, rows) for part in padded_parts(rows, max_tokens)]
+    if how == "packed":
+        return [_runs([(row, 0) for row in part], rows) for part in packed_parts(rows, max_tokens)]
+    return [_tree(part, rows) for part in tree_parts(rows, max_tokens)]
 
 
-def _live(rows: Rows) -> Iterator[_Row]:
-    bounds = rows.offsets.tolist()
-    key_TB = _keys(rows)
-    for start, stop in itertools.pairwise(bounds):
-        masked = np.flatnonzero(rows.mask[start:stop])
-        if len(masked):
-            end = start + masked[-1]
-            yield _Row(start, rows.tokens[start:end], masked, key_TB[start:end].tobytes())
+def fill(micros: Sequence[Micro], number: int, how: Packing) -> list[Micro]:
+    """So many micro-batches: behind these, ones of a single padding position that predict nothing (U = N = 0).
 
-
-def _keys(rows: Rows) -> npt.NDArray[np.uint8]:
-    """Per token the bytes that rows are sorted by: its id, and with side channels a hash of what they recorded of it.
-
-    Rows whose choices differ seldom have one hash; then they only stand less well for sharing (see `_shared`).
+    Ranks that have fewer than others run these, so that each forward pass has its collectives on every rank.
     """
-    parts = [rows.tokens.astype(">i4").view(np.uint8).reshape(-1, 4)]
-    if rows.recorded is not None and rows.side:
-        hash_T = np.zeros(len(rows.tokens), np.uint64)
-        random = np.random.default_rng(0)  # fixed, so that the order of rows depends on their content only
-        for name in sorted(rows.side):
-            values = rows.side[name]
-            factors = random.integers(1 << 64, size=values.shape[1:], dtype=np.uint64)
-            hash_T += np.einsum("tlk,lk->t", values, factors, dtype=np.uint64, casting="unsafe")
-        hash_T = np.where(rows.recorded, hash_T | np.uint64(1), np.uint64(0))
-        parts.append(hash_T.astype(">u8").view(np.uint8).reshape(-1, 8))
-    return np.concatenate(parts, axis=1)
+    run = np.zeros((1, 1), np.int64)
+    buckets = () if how == "padded" else (Bucket(run, run),)
+    none, zero = np.empty(0, np.int64), np.zeros(1, np.int64)
+    empty = Micro(zero, zero, zero - 1, 1, buckets, none, none, none, none)
+    return [*micros, *[empty] * (number - len(micros))]
 
 
-def _shared(before: _Row, row: _Row, rows: Rows) -> int:
-    """How many first tokens the two rows have in common, and with them all that was recorded."""
-    n = min(len(before.inputs), len(row.inputs))
-    n = _alike(before.inputs[:n] != row.inputs[:n])
-    if rows.recorded is not None and rows.side:
-        one, other = slice(before.start, before.start + n), slice(row.start, row.start + n)
-        differs = rows.recorded[one] != rows.recorded[other]
-        for values in rows.side.values():
-            differs |= rows.recorded[one] & np.any(values[one] != values[other], axis=(1, 2))
-        n = _alike(differs)
-    return n
+def _tree(part: list[Row], rows: Rows) -> Micro:
+    """Each row behind the one before it in lexicographic order, without what they have in common."""
+    shared = [0, *(shared_with(before, row, rows) for before, row in itertools.pairwise(part))]
+    return _runs(list(zip(part, shared, strict=True)), rows)
 
 
-def _alike(differs: npt.NDArray[np.bool_]) -> int:
-    """How many stand before the first that differs."""
-    return int(differs.argmax()) if differs.any() else len(differs)
-
-
-def _split_sorted(live: list[_Row], rows: Rows, max_tokens: int) -> Iterator[list[tuple[_Row, int]]]:
-    """Parts of (row, tokens shared with the row before it), the rows in lexicographic order."""
-    part: list[tuple[_Row, int]] = []
-    used = 0
-    for row in sorted(live, key=lambda row: row.key):
-        shared = _shared(part[-1][0], row, rows) if part else 0
-        if part and used + len(row.inputs) - shared > max_tokens:
-            yield part
-            part, used, shared = [], 0, 0
-        part.append((row, shared))
-        used += len(row.inputs) - shared
-    if part:
-        yield part
-
-
-def _split_padded(live: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
-    """Parts of rows of similar length: the cost of a part is its number of rows times its longest row."""
-    part: list[_Row] = []
-    for row in sorted(live, key=lambda row: (len(row.inputs), row.key)):
-        if part and (len(part) + 1) * len(row.inputs) > max_tokens:
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
-
-
-def _tree(part: list[tuple[_Row, int]], rows: Rows) -> Micro:
+def _runs(part: list[tuple[Row, int]], rows: Rows) -> Micro:
+    """Rows one behind the other, each without so many first tokens that it shares with the row before it."""
     paths: list[Ints] = []
     runs: list[tuple[Ints, Ints]] = []
     source, path, laid = [], np.empty(0, np.int64), 0
@@ -248,7 +131,7 @@ def _tree(part: list[tuple[_Row, int]], rows: Rows) -> Micro:
     return Micro(token_T, depth_T, source_T, 1, tuple(_buckets(runs)), *_targets(chosen, paths, rows))
 
 
-def _padded(part: list[_Row], rows: Rows) -> Micro:
+def _padded(part: list[Row], rows: Rows) -> Micro:
     longest = max(len(row.inputs) for row in part)
     token_BL = np.zeros((len(part), longest), np.int64)
     source_BL = np.full_like(token_BL, -1)
@@ -261,7 +144,7 @@ def _padded(part: list[_Row], rows: Rows) -> Micro:
     return Micro(token_BL.ravel(), depth_T, source_BL.ravel(), len(part), (), *targets)
 
 
-def _targets(part: Sequence[_Row], paths: Sequence[Ints], rows: Rows) -> tuple[Ints, Ints, Ints, Ints]:
+def _targets(part: Sequence[Row], paths: Sequence[Ints], rows: Rows) -> tuple[Ints, Ints, Ints, Ints]:
     """predictor_U, which_N, target_N, source_N. Token i is predicted at i-1: the only place that shifts."""
     position_N = np.concatenate([path[row.masked - 1] for row, path in zip(part, paths, strict=True)])
     source_N = np.concatenate([row.start + row.masked for row in part])

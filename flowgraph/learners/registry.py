@@ -7,13 +7,15 @@ from typing import Literal
 import msgspec
 
 from flowgraph.learners.protocol import Critic, Learner
+from flowgraph.learners.ranks import ALONE, Ranks
 
 
 class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", tag="torch"):
     """One torch process with AdamW.
 
-    pack: "tree" computes a prompt that rows share once, "padded" once a row; they differ in rounding
-    max_tokens: the most tokens of one forward pass; a longer row stands alone
+    pack: "tree" computes a prompt that rows share once, "packed" once a row, "padded" with padding besides; they differ
+        in rounding
+    max_tokens: the most tokens of one forward pass; a longer trajectory stands alone
     weights_dtype: of the weights that an engine gets, where it computes in another dtype; None for `dtype`
     head: "value" makes it a critic, which gives a value a token in place of a log-probability
     """
@@ -21,7 +23,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     model: str
     lr: float
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    pack: Literal["tree", "padded"] = "tree"
+    pack: Literal["tree", "packed", "padded"] = "tree"
     max_tokens: int = 4096
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -53,8 +55,14 @@ LearnerOptions = TorchOptions
 LEARNERS: dict[str, type[LearnerOptions]] = {"torch": TorchOptions}
 
 
-def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> Learner | Critic:
-    """Load the learner; every option but `model` and `head` is handed on by name."""
+def create_learner(
+    options: LearnerOptions, model_dir: str, *, threads: int, ranks: Ranks = ALONE
+) -> Learner | Critic:
+    """Load the learner, or this rank's part of it; every option but `model` and `head` is handed on by name.
+
+    With several ranks all its methods are collective; `step` and `logprobs` take this rank's rows, `weights`
+    gives all on the first rank and {} on the others, and the first writes what `save` saves.
+    """
     from flowgraph.learners.torch import TorchLearner
     from flowgraph.learners.value import ValueLearner
 
@@ -62,4 +70,4 @@ def create_learner(options: LearnerOptions, model_dir: str, *, threads: int) -> 
         name: getattr(options, name) for name in options.__struct_fields__ if name not in ("model", "head")
     }
     kind = ValueLearner if options.head == "value" else TorchLearner
-    return kind(model_dir, threads=threads, **named)
+    return kind(model_dir, threads=threads, ranks=ranks, **named)

@@ -28,14 +28,16 @@ from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
-from .aggregate import check_aggregation, divisor
+from .aggregate import divisor
 from .head import Given, Head, HeadResult, Targets, TiedEmbedding, TokenHead
-from .metrics import metrics_of, share
+from .metrics import Part, metrics_of, share, totals
 from .optim import MasterAdamW
-from .pack import Micro, Packing, check_rows, positions, select
+from .pack import Micro, Packing, fill, positions, select
 from .pack import pack as pack_rows
-from .protocol import Aggregation, Rows, TokenLoss
+from .protocol import Aggregation, Rows, TokenLoss, check_aggregation
+from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
+from .rows import check_rows
 from .save import save_model
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class TorchLearner:
     temperature: logits are divided by it, as they were when sampled
     weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
+    ranks: the processes that hold the model between them, this one among them
 
     Deterministic: the same inputs give the same bits for the same number of threads.
     Raises NotImplementedError for a model whose attention or head is not what the packing assumes.
@@ -72,18 +75,21 @@ class TorchLearner:
         temperature: float = 1.0,
         weights_dtype: str | None = None,
         threads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         _check_config(model_dir, dtype, pack, max_tokens, lr, clip, warmup, temperature)
         if threads is not None:
             torch.set_num_threads(threads)
+        self._ranks = ranks
+        ranks.open()
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
         self._model = self._load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._channels: dict[str, Channel] = {}
-        if pack == "tree" and has_indexer(self._model):
+        if pack != "padded" and has_indexer(self._model):
             raise NotImplementedError(
-                f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
+                f"pack={pack!r} knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
         self._backbone = self._model.base_model
@@ -129,32 +135,29 @@ class TorchLearner:
         """
         check_aggregation(aggregate, length)
         try:
-            sums, spread = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
-            total = self._totals(sums)
-            by = divisor(aggregate, length, total["kept_tokens"], total["kept_sequences"])
-            metrics = metrics_of(total, self._gathered(spread), by)
-            if not by:
-                self._optimizer.drop()
-                log.warning(
-                    "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
-                )
-                return {**metrics, "grad_norm": 0.0, "lr": 0.0, "skipped": 1.0}
+            mine = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
+            total = totals(self._ranks.gather(mine))
         except BaseException:
             self._optimizer.drop()
             raise
+        by = divisor(aggregate, length, total.sums["kept_tokens"], total.sums["kept_sequences"])
+        metrics = metrics_of(total, by)
+        if not by:
+            self._optimizer.drop()
+            log.warning(
+                "no token of the batch of %d rows is trained on: no step taken", len(rows.offsets) - 1
+            )
+            return {**metrics, "grad_norm": 0.0, "lr": 0.0, "skipped": 1.0}
         norm, lr = self._optimizer.step(by)
         return {**metrics, "grad_norm": norm, "lr": lr, "skipped": 0.0}
 
     def accumulate(
         self, rows: Rows, loss: TokenLoss, *, aggregate: Aggregation = "token-mean", replay: bool = True
-    ) -> tuple[dict[str, float], dict[str, npt.NDArray[np.float32]]]:
-        """Forward and backward of all rows; gradients are added up in the optimiser, undivided.
-
-        Returns sums over the rows of this process, to be added up over processes, and what metrics of the loss need
-        their values for, name → f[token].
-        """
+    ) -> Part:
+        """Forward and backward of this process's rows: their gradients are added up in the optimiser, undivided."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
         micros = pack_rows(rows, self._pack, self._max_tokens)
+        micros = fill(micros, self._ranks.most(len(micros)), self._pack)
         chosen = self._replay(rows, replay)
         sums = {
             "tokens": float(rows.mask.sum()),
@@ -162,11 +165,7 @@ class TorchLearner:
             "positions": float(positions(micros)),
             "kept_tokens": 0.0,
             "kept_sequences": 0.0,
-            **share(
-                "padding",
-                np.sum([np.count_nonzero(micro.source_T < 0) for micro in micros]),
-                positions(micros),
-            ),
+            **share("padding", sum(int((micro.source_T < 0).sum()) for micro in micros), positions(micros)),
         }
         spread: dict[str, list[Tensor]] = {}
         for micro in micros:
@@ -178,15 +177,7 @@ class TorchLearner:
             if len(micros) > 1:
                 self._optimizer.accumulate()
         sums |= chosen.sums() if chosen else {}
-        return sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()}
-
-    def _totals(self, sums: dict[str, float]) -> dict[str, float]:
-        """Each name's sum over all processes; a name that one of them lacks is 0 there. The only sum over processes."""
-        return sums
-
-    def _gathered(self, spread: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Each name's values of all processes, one after the other."""
-        return spread
+        return Part(sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()})
 
     def _replay(self, rows: Rows, force: bool) -> Replay | None:
         for name in rows.side:
@@ -265,8 +256,8 @@ def _check_config(
         raise FileNotFoundError(f"no model directory at {model_dir!r}")
     if dtype not in ("bfloat16", "float32", "float64"):
         raise ValueError(f"dtype must be bfloat16, float32 or float64, not {dtype!r}")
-    if how not in ("padded", "tree"):
-        raise ValueError(f"pack must be padded or tree, not {how!r}")
+    if how not in ("padded", "packed", "tree"):
+        raise ValueError(f"pack must be padded, packed or tree, not {how!r}")
     for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value}")
@@ -277,7 +268,7 @@ def _check_config(
 
 def load_model(kind: Any, model_dir: str, dtype: torch.dtype, how: Packing, **config: Any) -> Any:
     """kind: one of transformers' Auto classes; config: what its configuration has besides that of the files."""
-    implementation = attention.register() if how == "tree" else None  # None: the model's own default
+    implementation = attention.register() if how != "padded" else None  # None: the model's own default
     with no_progress_bar():
         model = kind.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation, **config)
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.

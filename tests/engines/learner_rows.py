@@ -16,7 +16,7 @@ from flowgraph.learners.protocol import Rows, Tokens
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
 
-PACKINGS = ("padded", "tree")
+PACKINGS = ("padded", "packed", "tree")
 LOSS = policy_gradient()
 
 

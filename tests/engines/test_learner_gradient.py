@@ -225,7 +225,8 @@ def test_adamw_equals_torchs_with_the_gradient_clipped_once() -> None:
         gradients = [torch.randn_like(p) * scale for p in ours]
         for _ in range(2):  # two micro-batches
             for parameter, gradient in zip(ours, gradients, strict=True):
-                parameter.grad = gradient / 2
+                # As autograd does it: what is there already stays.
+                parameter.grad = gradient / 2 if parameter.grad is None else parameter.grad + gradient / 2
             optimizer.accumulate()
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()

@@ -124,8 +124,9 @@ def test_the_gradient_is_that_of_each_row_by_itself_with_its_experts_put_in(
 def test_equal_rows_of_two_routings_are_scored_by_their_own(models: dict[str, Path]) -> None:
     twice = make_rows([[5, 6, 7, 8, 9]] * 2, [[0, 0, 0, 1, 1]] * 2)
     rows = routed(models["u8"], twice, random=3)
-    padded, tree = (learner(models["u8"], how).logprobs(rows).reshape(2, -1) for how in PACKINGS)
+    padded, packed, tree = (learner(models["u8"], how).logprobs(rows).reshape(2, -1) for how in PACKINGS)
     np.testing.assert_allclose(tree, padded, atol=1e-5)
+    np.testing.assert_allclose(packed, padded, atol=1e-5)
     assert np.abs(tree[0] - tree[1])[3:].min() > 1e-3
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from flowgraph.learners.pack import Micro, Packing
 from flowgraph.learners.protocol import Rows
 
-PACKINGS: tuple[Packing, ...] = ("padded", "tree")
+PACKINGS: tuple[Packing, ...] = ("padded", "packed", "tree")
 
 
 def make_rows(tokens: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], **fields: object) -> Rows:

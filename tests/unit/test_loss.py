@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from flowgraph import Tokens
-from hops.loss import policy_gradient
+from hops.loss import cispo, gspo, policy_gradient
 
 
 def run(logprobs: list[float], advantages: list[float], rollout: list[float] | None = None, **config):
@@ -22,7 +23,7 @@ def run(logprobs: list[float], advantages: list[float], rollout: list[float] | N
     said = policy_gradient(**config)(
         Tokens(leaf, torch.zeros(n), fields, torch.zeros(n, dtype=torch.int64), 1)
     )
-    loss, metrics = said.loss, said.metrics
+    loss, metrics = said.loss, {**said.metrics, **said.spread}
     loss.sum().backward()
     return loss.tolist(), leaf.grad.tolist(), {name: value.tolist() for name, value in metrics.items()}
 
@@ -53,14 +54,65 @@ def test_the_bounds_are_separate() -> None:
 
 def test_without_rollout_logprobs_there_is_no_gap() -> None:
     assert set(run([-1.0], [1.0])[2]) == {"ratio", "clipped"}
-    with pytest.raises(KeyError, match="logprobs"):
+    with pytest.raises(ValueError, match="reads 'logprobs', which it was not given; wire the input logprobs"):
         run([-1.0], [1.0], old="rollout")
 
 
-@pytest.mark.parametrize("config", [{"clip_low": -0.1}, {"clip_low": 1.1}, {"clip_high": -1}, {"old": "x"}])
-def test_a_bad_configuration_is_refused(config: dict) -> None:
-    with pytest.raises(ValueError, match="must be"):
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"clip_low": -0.1}, "clip_low must be in"),
+        ({"clip_low": 1.1}, "clip_low must be in"),
+        ({"clip_high": -1}, "clip_high not negative"),
+        ({"old": "x"}, "old must be train or rollout, not 'x'"),
+        ({"surrogate": "ppo"}, "surrogate must be clip or cispo, not 'ppo'"),
+        ({"ratio": "word"}, "ratio must be token or sequence"),
+        ({"clip_dual": 1.0}, "clip_dual must be above 1, not 1.0"),
+        ({"surrogate": "cispo", "clip_dual": 3.0}, "clip_dual must be left out with surrogate cispo"),
+        ({"weight_max": 3.0}, "weight_max says nothing without weight; add weight: token"),
+        ({"weight_outside": "drop"}, "weight_outside says nothing without weight"),
+        ({"weight": "token", "old": "rollout"}, "with old: rollout the ratio does so already"),
+        ({"weight": "token", "weight_min": 3.0}, "weight_max above it, not 3.0 and 2.0"),
+        ({"weight": "token", "weight_outside": "clip"}, "weight_outside must be cap or drop"),
+        ({"kl": "k3"}, "kl needs the other half too; add kl_coef: 0.001"),
+        ({"kl_coef": 0.1}, "kl_coef needs the other half too; add kl: k3"),
+        ({"kl": "k4", "kl_coef": 0.1}, "kl must be k1 or k2 or k3 or"),
+        ({"kl": "k2", "kl_coef": -0.1}, "kl_coef must be finite and not negative, not -0.1"),
+        ({"entropy_coef": float("nan")}, "entropy_coef must be finite"),
+    ],
+)
+def test_a_bad_configuration_is_refused(config: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
         policy_gradient(**config)
+
+
+def test_a_known_name_is_a_policy_gradient_with_its_own_bounds() -> None:
+    tokens = Tokens(
+        torch.tensor([-1.0, -2.0, -0.5]),
+        torch.zeros(3),
+        {"advantages": torch.tensor([1.0, -1.0, 1.0]), "old": torch.tensor([-3.0, -1.0, -0.4])},
+        torch.tensor([0, 0, 1]),
+        2,
+    )
+    same = policy_gradient(ratio="sequence", clip_low=3e-4, clip_high=4e-4)
+    assert gspo()(tokens).loss.tolist() == same(tokens).loss.tolist()
+    # e² is beyond 5, e⁻¹ is not bounded, and neither is the last.
+    expected = [5.0, -2 * math.exp(-1), 0.5 * math.exp(-0.1)]
+    assert cispo()(tokens).loss.tolist() == pytest.approx(expected)
+    assert cispo()(tokens).metrics["clipped"].tolist() == [1, 0, 0]
+    assert (gspo().whole, gspo().masks, cispo().whole) == (True, False, False)
+    with pytest.raises(TypeError, match="ratio"):
+        gspo(ratio="token")
+
+
+def test_a_reference_is_watched_without_being_in_the_loss() -> None:
+    fields = {"advantages": torch.zeros(2), "reference": torch.tensor([-1.0, -2.0])}
+    tokens = Tokens(torch.tensor([-1.0, -1.0]), torch.zeros(2), fields, torch.zeros(2, dtype=torch.int64), 1)
+    said = policy_gradient()(tokens)
+    assert said.loss.tolist() == [0, 0]
+    assert said.metrics["kl"].tolist() == pytest.approx([0, math.exp(-1)])
+    with pytest.raises(ValueError, match="wire the input reference of the train hop"):
+        policy_gradient(kl="k3", kl_coef=0.1)(tokens._replace(fields={"advantages": torch.zeros(2)}))
 
 
 def test_making_a_loss_imports_no_torch() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowgraph.learners.pack import Micro, Packing, check_rows, pack, positions
+from flowgraph.learners.pack import Micro, Packing, pack, positions
 from flowgraph.learners.protocol import Rows
+from flowgraph.learners.rows import check_rows
 from tests.unit.packed import PACKINGS, make_rows, paths
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowgraph.learners.pack import Packing, check_rows, pack, positions
+from flowgraph.learners.pack import Packing, pack, positions
 from flowgraph.learners.protocol import Rows
+from flowgraph.learners.rows import check_rows
 from flowgraph.learners.side import differs, lay, lay_positions
 from tests.unit.packed import PACKINGS, make_rows, paths
 

@@ -1,12 +1,185 @@
-"""Rows name the trajectories that they are leaves of, and a micro-batch holds whole trajectories."""
+"""Rows name the trajectories that they are leaves of; ranks and micro-batches get whole ones."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flowgraph.learners.pack import check_rows
-from tests.unit.packed import make_rows
+from flowgraph.learners.pack import Micro, Packing, fill, pack, positions
+from flowgraph.learners.partition import undo
+from flowgraph.learners.protocol import Rows
+from flowgraph.learners.rows import check_rows, shards, take, trajectories, with_pads
+from tests.unit.packed import PACKINGS, make_rows, paths
+
+WAYS = (st.sampled_from(PACKINGS), st.integers(1, 40))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Rows:
+    """Few token values, so that leaves share beginnings with leaves of their own trajectory and of others."""
+    tokens = draw(st.lists(st.lists(st.integers(0, 1), max_size=8), max_size=8))
+    masks = [
+        [False, *draw(st.lists(st.booleans(), min_size=len(r) - 1, max_size=len(r) - 1))] if r else []
+        for r in tokens
+    ]
+    rows = make_rows(tokens, masks, logprobs=np.arange(sum(map(len, tokens)), dtype=np.float32))
+    ids = draw(st.lists(st.integers(-3, 3), min_size=len(tokens), max_size=len(tokens)))
+    return rows._replace(trajectory=np.array(ids, np.int64)) if draw(st.booleans()) else rows
+
+
+def rows_in(micro: Micro, rows: Rows) -> list[int]:
+    """The rows whose masked tokens it has."""
+    found = np.searchsorted(rows.offsets, micro.source_N, side="right") - 1
+    return sorted(set(found.tolist()))
+
+
+def inputs(rows: Rows, row: int) -> tuple[int, ...]:
+    """What of a row is computed: all that stands before its last masked token."""
+    start, stop = rows.offsets[row : row + 2]
+    last = int(np.flatnonzero(rows.mask[start:stop])[-1])
+    return tuple(rows.tokens[start : start + last].tolist())
+
+
+def trie(sequences: Sequence[tuple[int, ...]]) -> int:
+    """The distinct beginnings, the empty one aside."""
+    return len({one[:n] for one in sequences for n in range(1, len(one) + 1)})
+
+
+# --- micro-batches -----------------------------------------------------------------------------------------------
+
+
+@given(batches(), *WAYS)
+def test_a_micro_batch_has_whole_trajectories_and_a_longer_one_stands_alone_B3(
+    rows: Rows, how: Packing, max_tokens: int
+) -> None:
+    of = trajectories(rows)
+    found = [sorted({int(of[row]) for row in rows_in(micro, rows)}) for micro in pack(rows, how, max_tokens)]
+    assert len(set(itertools.chain(*found))) == sum(map(len, found)), "each in one micro-batch only"
+    for micro, inside in zip(pack(rows, how, max_tokens), found, strict=True):
+        assert len(micro.token_T) <= max_tokens or len(inside) == 1
+
+
+@given(batches(), *WAYS)
+def test_what_is_laid_is_the_trie_in_a_tree_each_row_when_packed_and_a_rectangle_when_padded(
+    rows: Rows, how: Packing, max_tokens: int
+) -> None:
+    for micro in pack(rows, how, max_tokens):
+        laid = [inputs(rows, row) for row in rows_in(micro, rows)]
+        wanted = {
+            "tree": trie(laid),
+            "packed": sum(map(len, laid)),
+            "padded": len(laid) * max(map(len, laid)),
+        }
+        assert len(micro.token_T) == wanted[how]
+
+
+@given(batches(), st.integers(1, 40))
+def test_B10_packed_rows_see_themselves_only_and_positions_begin_at_0_in_each(
+    rows: Rows, max_tokens: int
+) -> None:
+    for micro in pack(rows, "packed", max_tokens):
+        row_T = np.searchsorted(rows.offsets, micro.source_T, side="right") - 1
+        assert micro.depth_T.tolist() == (micro.source_T - rows.offsets[row_T]).tolist()
+        for at, path in paths(micro).items():
+            assert set(row_T[path].tolist()) == {int(row_T[at])}
+            assert micro.source_T[path].tolist() == list(
+                range(rows.offsets[row_T[at]], micro.source_T[at] + 1)
+            )
+
+
+@given(batches(), st.integers(1, 40))
+def test_packed_fills_micro_batches_so_that_no_two_would_fit_into_one(rows: Rows, max_tokens: int) -> None:
+    sizes = [len(micro.token_T) for micro in pack(rows, "packed", max_tokens)]
+    assert all(one + other > max_tokens for one, other in itertools.combinations(sizes, 2))
+
+
+def test_leaves_of_a_trajectory_that_sort_far_apart_share_with_what_lies_beside_each() -> None:
+    """Two trajectories of two leaves, the second leaf of a sub-agent with a prompt of its own."""
+    tokens = [[1, 1, 5, 0], [9, 9, 6, 0], [1, 1, 7, 0], [9, 9, 8, 0]]
+    rows = make_rows(tokens, [[0, 0, 1, 1]] * 4)._replace(trajectory=np.array([0, 0, 1, 1]))
+    (micro,) = pack(rows, "tree", 100)
+    assert len(micro.token_T) == (2 + 1 + 1) * 2
+    assert [len(m.token_T) for m in pack(rows, "tree", 7)] == [6, 6]
+    assert [len(m.token_T) for m in pack(rows._replace(trajectory=None), "tree", 7)] == [7, 3]
+
+
+@given(batches(), *WAYS, st.integers(0, 12))
+def test_B4_ranks_with_fewer_micro_batches_get_ones_that_predict_nothing(
+    rows: Rows, how: Packing, max_tokens: int, number: int
+) -> None:
+    own = pack(rows, how, max_tokens)
+    found = fill(own, number, how)
+    assert found[: len(own)] == own
+    assert len(found) == max(len(own), number)
+    for micro in found[len(own) :]:
+        assert (len(micro.token_T), len(micro.predictor_U), len(micro.source_N)) == (1, 0, 0)
+        assert micro.source_T.tolist() == [-1]
+        assert set(paths(micro)) == {0}
+        assert bool(micro.buckets) == (how != "padded")
+    assert positions(found) == positions(own) + len(found) - len(own)
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def described(rows: Rows) -> list[tuple[object, ...]]:
+    """All that each row has."""
+    ids = [None] * (len(rows.offsets) - 1) if rows.trajectory is None else rows.trajectory.tolist()
+    out = []
+    for row, (start, stop) in enumerate(itertools.pairwise(rows.offsets.tolist())):
+        columns = [rows.tokens, rows.mask, *rows.fields.values(), *rows.side.values()]
+        columns += [] if rows.recorded is None else [rows.recorded]
+        out.append((ids[row], *(values[start:stop].tobytes() for values in columns)))
+    return out
+
+
+@given(batches(), st.randoms(use_true_random=False))
+def test_B6_rows_are_taken_with_all_that_they_have_and_come_back_in_order(rows: Rows, random: object) -> None:
+    n, total = len(rows.offsets) - 1, len(rows.tokens)
+    routed = np.arange(total * 4, dtype=np.uint8).reshape(total, 2, 2)
+    rows = rows._replace(side={"routed_experts": routed}, recorded=np.arange(total) % 3 > 0)
+    order = list(range(n))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    taken = take(rows, order)
+    assert described(taken) == [described(rows)[i] for i in order]
+    back = take(taken, undo(order))
+    assert described(back) == described(rows)
+    assert back.offsets.tolist() == rows.offsets.tolist()
+    assert back.tokens.dtype == rows.tokens.dtype
+
+
+@given(batches(), st.integers(0, 3), *WAYS)
+def test_B1_a_pad_row_has_no_token_a_trajectory_of_its_own_and_no_part_in_any_micro_batch(
+    rows: Rows, count: int, how: Packing, max_tokens: int
+) -> None:
+    padded = with_pads(rows, count)
+    check_rows(padded, vocabulary=2, context=8)
+    n = len(rows.offsets) - 1
+    assert np.diff(padded.offsets)[n:].tolist() == [0] * count
+    ids = Counter(trajectories(padded).tolist())
+    assert all(ids[one] == 1 for one in trajectories(padded)[n:].tolist())
+    assert len(ids) == len(set(trajectories(rows).tolist())) + count
+    for one, other in zip(pack(rows, how, max_tokens), pack(padded, how, max_tokens), strict=True):
+        assert one.token_T.tolist() == other.token_T.tolist()
+        assert one.source_N.tolist() == other.source_N.tolist()
+
+
+@given(batches(), st.integers(1, 5))
+def test_each_rank_trains_on_whole_trajectories_and_each_row_is_on_one(rows: Rows, ranks: int) -> None:
+    n = len(rows.offsets) - 1
+    numbered = rows._replace(trajectory=trajectories(rows))
+    found = shards(numbered, ranks)
+    assert len(found) == ranks
+    assert sorted(itertools.chain(*(described(one) for one in found))) == sorted(described(numbered))
+    ids = [set(one.trajectory.tolist()) for one in found if one.trajectory is not None]
+    assert sum(map(len, ids)) == len(set.union(*ids)) == len(set(trajectories(rows).tolist()))
+    assert sum(len(one.offsets) - 1 for one in shards(rows, ranks)) == n
 
 
 def test_rows_name_their_trajectories_one_integer_each() -> None:

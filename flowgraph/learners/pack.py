@@ -153,6 +153,18 @@ def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
     return [_padded(part, rows) for part in _split_padded(live, max_tokens)]
 
 
+def fill(micros: Sequence[Micro], number: int, how: Packing) -> list[Micro]:
+    """So many micro-batches: behind these, ones of a single padding position that predict nothing (U = N = 0).
+
+    Ranks that have fewer than others run these, so that each forward pass has its collectives on every rank.
+    """
+    run = np.zeros((1, 1), np.int64)
+    buckets = () if how == "padded" else (Bucket(run, run),)
+    none, zero = np.empty(0, np.int64), np.zeros(1, np.int64)
+    empty = Micro(zero, zero, zero - 1, 1, buckets, none, none, none, none)
+    return [*micros, *[empty] * (number - len(micros))]
+
+
 def _live(rows: Rows) -> Iterator[_Row]:
     bounds = rows.offsets.tolist()
     key_TB = _keys(rows)

@@ -23,21 +23,20 @@ import torch
 from torch import Tensor
 
 from flowgraph.models.directory import read_tensors
-from flowgraph.models.names import weights_of
 from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
 from .aggregate import check_aggregation, divisor
-from .head import Given, Head, HeadResult, Targets, TiedEmbedding
+from .head import Given, Head, HeadResult, Targets
 from .metrics import metrics_of, share
 from .optim import MasterAdamW
-from .pack import Micro, Packing, check_rows, positions, select
+from .pack import Micro, Packing, check_rows, fill, positions, select
 from .pack import pack as pack_rows
 from .protocol import Aggregation, Rows, TokenLoss
 from .ranks import ALONE, Ranks
 from .replay import Channel, Replay, channel
-from .save import save_model
+from .whole import Place, Whole
 
 log = logging.getLogger(__name__)
 
@@ -91,21 +90,26 @@ class TorchLearner:
                 f"tree packing knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
-        self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
-        self._embedding = _tied_embedding(self._model)
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+        self._dtype: torch.dtype = self._model.dtype
+        self._place: Place = Whole(self._model)
         _probe(self._model, self._forward, self._head, pack)
+        if ranks.of > 1:
+            from .sharded import Sharded
+
+            self._place = Sharded(self._model, _layers(self._model), ranks)
         self._optimizer = MasterAdamW(
-            self._model.parameters(),
+            self._place.parameters(),
             lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             clip=clip,
             warmup=warmup,
+            totals=ranks.sum,
         )
 
     def step(
@@ -124,9 +128,15 @@ class TorchLearner:
         are then as before.
         """
         check_aggregation(aggregate, length)
+        with self._ranks.together("for a batch"):
+            return self._step(rows, loss, aggregate, length, replay)
+
+    def _step(
+        self, rows: Rows, loss: TokenLoss, aggregate: Aggregation, length: int | None, replay: bool
+    ) -> dict[str, float]:
         try:
             sums, spread = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
-            total = self._totals(sums)
+            total = self._ranks.sum(sums)
             by = divisor(aggregate, length, total["kept_tokens"], total["kept_sequences"])
             metrics = metrics_of(total, self._gathered(spread), by)
             if not by:
@@ -165,6 +175,7 @@ class TorchLearner:
             ),
         }
         spread: dict[str, list[Tensor]] = {}
+        micros = self._micros(micros)
         for micro in micros:
             found = self._backward(micro, rows, loss, aggregate, chosen)
             for name, value in found.sums.items():
@@ -176,13 +187,13 @@ class TorchLearner:
         sums |= chosen.sums() if chosen else {}
         return sums, {name: torch.cat(parts).numpy() for name, parts in spread.items()}
 
-    def _totals(self, sums: dict[str, float]) -> dict[str, float]:
-        """Each name's sum over all processes; a name that one of them lacks is 0 there. The only sum over processes."""
-        return sums
-
     def _gathered(self, spread: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Each name's values of all processes, one after the other."""
-        return spread
+        """Each name's values of all ranks, one after the other."""
+        found = self._ranks.gather(spread)
+        names = {name for each in found for name in each}
+        return {
+            name: np.concatenate([each[name] for each in found if name in each]) for name in sorted(names)
+        }
 
     def _replay(self, rows: Rows, force: bool) -> Replay | None:
         for name in rows.side:
@@ -194,53 +205,53 @@ class TorchLearner:
         self, micro: Micro, rows: Rows, loss: TokenLoss, aggregate: Aggregation, chosen: Replay | None
     ) -> HeadResult:
         """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
-        inputs = _inputs(micro, self._model.dtype)
-        token_BL = inputs["input_ids"]
-        embedded_BLD = self._embedding(token_BL) if self._embedding else None
-        if embedded_BLD is not None:
-            inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
-        hidden_UD = self._hidden(inputs, micro, chosen)
-        given = _given(micro, rows, self._model.dtype)
-        result = self._head.backward(hidden_UD.detach(), _targets(micro), given, loss, aggregate)
-        torch.autograd.backward(hidden_UD, result.dhidden_UD)
-        if self._embedding and embedded_BLD is not None:
-            assert embedded_BLD.grad is not None
-            self._embedding.backward(token_BL, embedded_BLD.grad)
+        # Around all of it: where activations are computed again, what was recorded has to be put in again.
+        with chosen.forward(micro) if chosen else nullcontext():
+            hidden_UD = self._forward(micro)
+            given = _given(micro, rows, self._dtype)
+            result = self._head.backward(hidden_UD.detach(), _targets(micro), given, loss, aggregate)
+            self._place.backward(hidden_UD, result.dhidden_UD)
         return result
 
-    def _forward(self, micro: Micro, chosen: Replay | None = None) -> Tensor:
+    def _forward(self, micro: Micro) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        return self._hidden(_inputs(micro, self._model.dtype), micro, chosen)
-
-    def _hidden(self, inputs: dict[str, Any], micro: Micro, chosen: Replay | None) -> Tensor:
-        with chosen.forward(micro) if chosen else nullcontext():
-            out = self._backbone(**inputs)
-        hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
-        return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
+        hidden_BLD = self._place.forward(_inputs(micro, self._dtype))
+        return hidden_BLD.flatten(0, 1).index_select(0, torch.from_numpy(micro.predictor_U))
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
-        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
-        for micro in pack_rows(rows, self._pack, self._max_tokens):
-            hidden_UD = self._forward(micro, chosen)
-            out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+        with self._ranks.together("to score a batch"):
+            check_rows(rows, vocabulary=self._vocabulary, context=self._context)
+            out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
+            for micro in self._micros(pack_rows(rows, self._pack, self._max_tokens)):
+                with chosen.forward(micro) if chosen else nullcontext():
+                    hidden_UD = self._forward(micro)
+                if len(micro.source_N):
+                    out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+                self._place.done()
         return out
+
+    def _micros(self, micros: list[Micro]) -> list[Micro]:
+        """As many on each rank as on the one that has most."""
+        return fill(micros, self._ranks.most(len(micros)), self._pack)
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
-        found = weights_of(self._model, self._names)
+        with self._ranks.together("for weights"):
+            found = self._place.weights(self._names)
         return {name: tensor.to(self._given) for name, tensor in found.items()} if self._given else found
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""
-        save_model(self._model, self._model_dir, directory)
+        with self._ranks.together("to save the model"):
+            self._place.save(self._model_dir, directory)
 
     def close(self) -> None:
         """Free the model and the optimiser. Harmless when repeated."""
-        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer", "_channels"):
+        for name in ("_model", "_place", "_head", "_optimizer", "_channels"):
             self.__dict__.pop(name, None)
+        self._ranks.close()
 
 
 def _check_config(
@@ -279,11 +290,13 @@ def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
     return model.eval()
 
 
-def _tied_embedding(model: Any) -> TiedEmbedding | None:
-    """Only for a plain embedding: one that scales or projects is left to autograd."""
-    layer = model.get_input_embeddings()
-    tied = layer.weight is model.get_output_embeddings().weight
-    return TiedEmbedding(layer) if tied and type(layer) is torch.nn.Embedding else None
+def _layers(model: Any) -> torch.nn.ModuleList:
+    """The decoder layers, which a forward runs one after the other."""
+    count = int(model.config.get_text_config().num_hidden_layers)
+    lists = [m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise NotImplementedError(f"{type(model).__name__} has no list of {count} layers")
+    return lists[0]
 
 
 def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:

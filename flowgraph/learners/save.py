@@ -48,6 +48,13 @@ def save_model(model: Any, model_dir: str, directory: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def saved_tensors(model: Any) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and the buffers that its files hold, by the model's own names; views."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *buffers.items())}
+
+
 def assemble(model: Any, tensors: Mapping[str, Tensor]) -> Any:
     """A model of the same configuration that has these tensors, by the model's own names, tied ones once."""
     from transformers import AutoModelForCausalLM

@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from flowgraph.models.names import by_file_name
 
+from .lora import merged
 from .ranks import Ranks
-from .save import assemble, save_model
+from .registry import LoraOptions
+from .save import assemble, save_model, saved_tensors
 
 
 class _Backbone(torch.nn.Module):
@@ -42,8 +45,15 @@ class Sharded:
     layers: the modules that are gathered one at a time
     """
 
-    def __init__(self, model: Any, layers: Iterable[torch.nn.Module], ranks: Ranks) -> None:
-        self._model, self._first, self._dtype = model, ranks.first, model.dtype
+    def __init__(
+        self,
+        model: Any,
+        layers: Iterable[torch.nn.Module],
+        ranks: Ranks,
+        lora: LoraOptions | None = None,
+    ) -> None:
+        self._model, self._first, self._lora = model, ranks.first, lora
+        self._dtype: torch.dtype = model.dtype
         wide = torch.promote_types(self._dtype, torch.float32)
         kept = {p.dtype for p in model.parameters()} - {self._dtype}
         if kept:
@@ -101,16 +111,16 @@ class Sharded:
     def _gathered(self) -> dict[str, Tensor]:
         """All parameters and saved buffers by the model's names, on the first rank; the others only help."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self._model.named_parameters():
-            whole: Any = parameter.to(self._dtype).full_tensor()
+        for name, tensor in saved_tensors(self._model).items():
+            here: Any = tensor.to(self._dtype) if isinstance(tensor, DTensor) else None
+            whole = tensor if here is None else here.full_tensor()
             if self._first:
                 found[name] = whole
-        saved = self._model.state_dict().keys()
-        return found | {name: buffer for name, buffer in self._model.named_buffers() if name in saved}
+        return merged(found, self._lora)
 
 
 def _widen(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Parameters alone: buffers stay as the model made them."""
     for parameter in module.parameters():
-        if not isinstance(parameter, torch.distributed.tensor.DTensor):
+        if not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(dtype)

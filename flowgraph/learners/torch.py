@@ -29,12 +29,15 @@ from flowgraph.models.quiet import no_progress_bar
 from . import attention
 from .aggregate import check_aggregation, divisor
 from .head import Given, Head, HeadResult, Targets
+from .layers import compute_again, layers_of
+from .lora import adapt
 from .metrics import metrics_of, share
-from .optim import MasterAdamW
+from .optim import Schedule, create_optimizer
 from .pack import Micro, Packing, check_rows, fill, positions, select
 from .pack import pack as pack_rows
 from .protocol import Aggregation, Rows, TokenLoss
 from .ranks import ALONE, Ranks
+from .registry import LoraOptions
 from .replay import Channel, Replay, channel
 from .whole import Place, Whole
 
@@ -45,10 +48,11 @@ class TorchLearner:
     """A `Learner` (see protocol.py) for one process.
 
     model_dir: a Hugging Face model directory
-    lr, betas, eps, weight_decay, clip, warmup: see `MasterAdamW`
+    lr, optimizer, betas, eps, weight_decay, clip, warmup, schedule, total_steps: see `optim.py`
     dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
     pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
     temperature: logits are divided by it, as they were when sampled
+    checkpoint, frozen, lora: see `TorchOptions`
     weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
     ranks: the processes that hold the model between them, this one among them
@@ -61,16 +65,22 @@ class TorchLearner:
         self,
         model_dir: str,
         *,
-        lr: float,
+        lr: float | None = None,
         dtype: str = "bfloat16",
         pack: Packing = "tree",
         max_tokens: int = 4096,
+        optimizer: str = "adamw",
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         clip: float = 1.0,
         warmup: int = 0,
+        schedule: Schedule = "constant",
+        total_steps: int | None = None,
         temperature: float = 1.0,
+        checkpoint: bool = False,
+        frozen: bool = False,
+        lora: LoraOptions | None = None,
         weights_dtype: str | None = None,
         threads: int | None = None,
         ranks: Ranks = ALONE,
@@ -95,20 +105,30 @@ class TorchLearner:
         self._vocabulary = int(config.vocab_size)
         self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
         self._dtype: torch.dtype = self._model.dtype
-        self._place: Place = Whole(self._model)
+        if frozen:
+            self._model.requires_grad_(False)
+        if lora is not None:
+            adapt(self._model, lora)
+        self._place: Place = Whole(self._model, lora)
         _probe(self._model, self._forward, self._head, pack)
+        if checkpoint:
+            compute_again(layers_of(self._model))
         if ranks.of > 1:
             from .sharded import Sharded
 
-            self._place = Sharded(self._model, _layers(self._model), ranks)
-        self._optimizer = MasterAdamW(
+            self._place = Sharded(self._model, layers_of(self._model), ranks, lora)
+        self._frozen = frozen
+        self._optimizer = create_optimizer(
+            optimizer,
             self._place.parameters(),
-            lr=lr,
+            lr=lr or 0.0,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             clip=clip,
             warmup=warmup,
+            schedule=schedule,
+            total_steps=total_steps,
             totals=ranks.sum,
         )
 
@@ -127,6 +147,10 @@ class TorchLearner:
         Raises FloatingPointError for a loss or a gradient norm that is not finite; parameters and optimiser
         are then as before.
         """
+        if self._frozen:
+            raise RuntimeError(
+                "the learner is frozen: it scores rows and takes no step; train one without `frozen`"
+            )
         check_aggregation(aggregate, length)
         with self._ranks.together("for a batch"):
             return self._step(rows, loss, aggregate, length, replay)
@@ -259,7 +283,7 @@ def _check_config(
     dtype: str,
     how: str,
     max_tokens: int,
-    lr: float,
+    lr: float | None,
     clip: float,
     warmup: int,
     temperature: float,
@@ -273,7 +297,7 @@ def _check_config(
     for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value}")
-    for name, value in (("lr", lr), ("warmup", warmup)):
+    for name, value in (("lr", lr or 0.0), ("warmup", warmup)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be finite and not negative, not {value}")
 
@@ -288,15 +312,6 @@ def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
         )
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
     return model.eval()
-
-
-def _layers(model: Any) -> torch.nn.ModuleList:
-    """The decoder layers, which a forward runs one after the other."""
-    count = int(model.config.get_text_config().num_hidden_layers)
-    lists = [m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if not lists:
-        raise NotImplementedError(f"{type(model).__name__} has no list of {count} layers")
-    return lists[0]
 
 
 def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flowgraph.models.names import weights_of
+from flowgraph.models.names import by_file_name
 
 from .head import TiedEmbedding
-from .save import save_model
+from .lora import merged
+from .registry import LoraOptions
+from .save import assemble, save_model, saved_tensors
 
 
 class Place(Protocol):
@@ -54,10 +56,10 @@ class Place(Protocol):
 
 
 class Whole:
-    """A `Place`. The weights that it gives are views."""
+    """A `Place`. The weights that it gives are views, but for those to which an adapter is added."""
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._backbone = model, model.base_model
+    def __init__(self, model: Any, lora: LoraOptions | None = None) -> None:
+        self._model, self._backbone, self._lora = model, model.base_model, lora
         self._embedding = _tied_embedding(model)
         self._looked_up: tuple[Tensor, Tensor] | None = (
             None  # ids, and the leaf that stands for their embeddings
@@ -88,10 +90,15 @@ class Whole:
         return parameters
 
     def weights(self, names: Set[str]) -> dict[str, Tensor]:
-        return weights_of(self._model, names)
+        return by_file_name(self._tensors(), names)
 
     def save(self, model_dir: str, directory: str) -> None:
-        save_model(self._model, model_dir, directory)
+        model = self._model if self._lora is None else assemble(self._model, self._tensors())
+        save_model(model, model_dir, directory)
+
+    @torch.no_grad()
+    def _tensors(self) -> dict[str, Tensor]:
+        return merged(saved_tensors(self._model), self._lora)
 
 
 def _tied_embedding(model: Any) -> TiedEmbedding | None:

@@ -21,7 +21,18 @@ HEAVY = {
     )
 } | {
     f"flowgraph.learners.{name}"
-    for name in ("torch", "attention", "head", "optim", "replay", "save", "sharded", "whole")
+    for name in (
+        "torch",
+        "attention",
+        "head",
+        "optim",
+        "replay",
+        "save",
+        "sharded",
+        "whole",
+        "layers",
+        "lora",
+    )
 }
 HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names", "flowgraph.models.positions"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}

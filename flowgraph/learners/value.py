@@ -10,7 +10,7 @@ Shapes: as of head.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from flowgraph.models.names import weights_of
 from flowgraph.models.quiet import no_load_report
 
 from .head import Given, HeadResult, Targets, TokenHead, evaluate, marked, widened
+from .layers import head_of
 from .pack import Packing
 from .protocol import Aggregation, Rows, TokenLoss, Tokens
 from .torch import TorchLearner, load_model
@@ -30,8 +31,8 @@ from .torch import TorchLearner, load_model
 class ValueHead:
     """value = hidden · weight + bias, in float32 whatever the model's dtype: values are compared with returns."""
 
-    def __init__(self, layer: torch.nn.Linear) -> None:
-        self._layer = layer
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self._layer = cast(torch.nn.Linear, layer)
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
         """[C,1], as the model's own forward gives them."""
@@ -117,7 +118,7 @@ class ValueLearner(TorchLearner):
         return model
 
     def _make_head(self, temperature: float) -> TokenHead:
-        return ValueHead(self._model.score)
+        return ValueHead(head_of(self._model))
 
 
 @torch.no_grad()

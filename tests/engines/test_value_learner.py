@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, GraniteConfig
 
 from flowgraph.learners.protocol import Rows
-from flowgraph.learners.registry import TorchOptions, create_learner
+from flowgraph.learners.registry import LoraOptions, TorchOptions, create_learner
 from flowgraph.learners.torch import TorchLearner
 from flowgraph.learners.value import ValueLearner
 from hops.value import estimate, fit, squared_error
@@ -143,9 +143,10 @@ def test_a_loss_for_the_other_kind_of_head_is_refused_by_name(tiny: Path) -> Non
 def test_options_and_models_of_which_no_critic_is_made(tiny: Path, save: Any) -> None:
     made = create_learner(TorchOptions(model="m", lr=1e-3, head="value"), str(tiny), threads=1)
     assert isinstance(made, ValueLearner)
-    with pytest.raises(
-        ValueError, match="temperature and weights_dtype say nothing of a learner with head: value"
-    ):
-        TorchOptions(model="m", lr=1e-3, head="value", temperature=0.5)
+    for option in ({"temperature": 0.5}, {"weights_dtype": "float32"}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))} says nothing beside head: value"):
+            TorchOptions(model="m", lr=1e-3, head="value", **option)
+    with pytest.raises(ValueError, match="the head of a critic is new and is trained whole: leave out lora"):
+        TorchOptions(model="m", lr=1e-3, head="value", lora=LoraOptions(rank=2, alpha=4))
     with pytest.raises(NotImplementedError, match="no token classification for granite models"):
         critic(save(GraniteConfig))

@@ -15,7 +15,7 @@ import msgspec
 
 from flowgraph.engines.protocol import Engine
 from flowgraph.errors import Place
-from flowgraph.learners.protocol import Learner
+from flowgraph.learners.protocol import Critic, Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
 from flowgraph.spec.facts import check_facts
@@ -23,7 +23,12 @@ from flowgraph.spec.folds import check_fold
 from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
-RESOURCES: dict[Any, str] = {Engine: "engine", Learner: "learner", Tokenizer: "tokenizer"}
+RESOURCES: dict[Any, str] = {
+    Engine: "engine",
+    Learner: "learner",
+    Critic: "learner",
+    Tokenizer: "tokenizer",
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -169,7 +174,7 @@ def effect(
     needs: Mapping[str, str] | None = None,
     described: str = "",
 ) -> Callable[[F], F]:
-    """Declare a function that uses a resource (`Engine` or `Learner`); `async def` runs many firings at once.
+    """Declare a function that uses a resource (`Engine`, `Learner` or `Critic`); `async def` runs many firings at once.
 
     `needs` as of `@fold`, `described` as of `@hop`.
     """

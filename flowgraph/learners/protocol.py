@@ -75,21 +75,26 @@ TokenLoss = Callable[[Tokens], Losses]
 
 
 def token_loss(
-    *, whole: bool = False, masks: bool = False, values: bool = False, reads: Sequence[str] = ()
+    *,
+    whole: bool = False,
+    masks: bool = False,
+    values: bool = False,
+    reads: Sequence[str] = (),
+    before: bool = True,
 ) -> Callable[[TokenLoss], TokenLoss]:
-    """Mark a loss with what it is.
+    """Mark a loss with what it is. One without a mark looks at each token alone, and keeps it.
 
     whole: it looks across the tokens of a sequence, so that it gets all of them in one call (the logits of a whole
         micro-batch then exist at once: positions · vocabulary)
     masks: it may leave tokens out (`Losses.kept`)
     values: it reads `Tokens.values`, and no log-probabilities: a loss for a `Critic`, and for no other learner
-    reads: the fields that it reads; an input of the hop that gives one of them is then no longer optional
+    reads: inputs of the train hop that it can't do without; they are then no longer optional
+    before: it compares with the learner before the batch's first step, so that with several steps the batch is scored
     """
 
     def mark(loss: TokenLoss) -> TokenLoss:
-        said = {"whole": whole, "masks": masks, "values": values, "reads": tuple(reads)}
-        for name, value in said.items():
-            setattr(loss, name, value)
+        marks = {"whole": whole, "masks": masks, "values": values, "reads": tuple(reads), "before": before}
+        loss.__dict__.update(marks)
         return loss
 
     return mark

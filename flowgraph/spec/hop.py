@@ -171,11 +171,12 @@ def effect(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    needs: Mapping[str, str] | None = None,
     described: str = "",
 ) -> Callable[[F], F]:
     """Declare a function that uses a resource (`Engine`, `Learner` or `Critic`); `async def` runs many firings at once.
 
-    `described` as of `@hop`.
+    `needs` as of `@fold`, `described` as of `@hop`.
     """
     return _attach(
         kind="effect",
@@ -184,6 +185,7 @@ def effect(
         lifetime=lifetime,
         maps=maps,
         validate=validate,
+        needs=tuple((needs or {}).items()),
         described=described,
     )
 

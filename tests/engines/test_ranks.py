@@ -150,3 +150,40 @@ def test_ranks_are_checked_before_they_meet(tmp_path: Path) -> None:
         _ = Ranks(0, 2, store=str(tmp_path / "store")).mesh
     assert ALONE.sum({"a": 1.5}) == {"a": 1.5}
     assert ALONE.most(3) == 3
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "sgd": {"rows": "real", "steps": 3, "max_tokens": 96, **SGD},
+    "adamw": {"rows": "real", "steps": 3, "max_tokens": 96, "lr": 1e-5},
+}
+
+
+@pytest.mark.slow
+def test_two_processes_train_smollm2_as_one_does(smollm2: str, tmp_path: Path, record_property: Any) -> None:
+    ours = start(tmp_path / "ranks", model=smollm2, cases=REAL, deadline=120)
+    for name, case in REAL.items():
+        one = run(smollm2, case, ALONE)
+        figures = distance(ours[name].gradient, one.gradient), distance(ours[name].updates, one.updates)
+        record_property(name, figures)
+        print(f"{name}: gradients differ by {figures[0]:.1e}, updates after 3 steps by {figures[1]:.1e}")
+        assert figures[0] < 1e-5
+        assert figures[1] < (1e-4 if name == "sgd" else 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "waited", "says"),
+    [
+        ("hang", 5, "DeadlineError.*FG904.*waited for a batch: rank 1 did not come within 5 s"),
+        ("raise", 5, "WorkerDied.*FG903.*rank 1 failed with ValueError: no such advantage"),
+    ],
+)
+def test_a_rank_that_hangs_or_fails_ends_the_others_by_name(
+    tiny: Path, tmp_path: Path, how: str, waited: float, says: str
+) -> None:
+    start(tmp_path / "ranks", model=str(tiny), cases={}, end=how, deadline=waited)
+    said = (tmp_path / "ranks" / "end-0.txt").read_text()
+    assert re.search(says, said, re.DOTALL), said
+    after = re.search(r"after ([\d.]+) s", said)
+    assert after is not None
+    assert float(after[1]) < waited + 3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
+from flowgraph.plan.laid import Laid, laid
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit.saved import costs, savings
 from flowgraph.spec.units import size_text
@@ -43,11 +44,15 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """stages: the source, then each pass; seams: those that carry payload, the ones that save most first."""
+    """stages: the source, then each pass; seams: those that carry payload, the ones that save most first.
+
+    learners: what those with `pack: tree` save of a forward pass
+    """
 
     graph: str
     stages: tuple[Stage, ...]
     seams: tuple[Change, ...]
+    learners: tuple[Laid, ...] = ()
 
     def __str__(self) -> str:
         return render(self)
@@ -63,7 +68,8 @@ def explain(plans: Iterable[tuple[str, Plan]]) -> Explanation:
         by = tuple(one.name for one in saved.get(key, ()))
         seams.append(Change(*key, (before[0], after[0]), (before[1], after[1]), by))
     seams.sort(key=lambda s: (s.driver[1] - s.driver[0] + s.read[1] - s.read[0], s.source, s.reader))
-    return Explanation(made[0][1].graph, tuple(_stage(name, plan) for name, plan in made), tuple(seams))
+    stages = tuple(_stage(name, plan) for name, plan in made)
+    return Explanation(made[0][1].graph, stages, tuple(seams), tuple(laid(made[-1][1])))
 
 
 def _stage(name: str, plan: Plan) -> Stage:
@@ -85,13 +91,15 @@ def to_json(found: Explanation) -> bytes:
 
 
 def render(found: Explanation, width: int = 110) -> str:
-    """What each pass leaves of the whole, then what all of them make of each seam."""
+    """What each pass leaves of the whole, what all of them make of each seam, and what learners need not compute."""
     from rich.console import Console
 
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(_stages(found))
         console.print(_seams(found))
+        for learner in found.learners:
+            console.print(learner.text, highlight=False)
     lines = (line.rstrip() for line in capture.get().splitlines())
     return "\n".join(lines).strip("\n") + "\n"
 

@@ -8,12 +8,11 @@ import pytest
 
 from flowgraph.passes.pipeline import load
 
-QUICKSTART = str(Path(__file__).parents[2] / "graphs/quickstart.yaml")
 
-
-def found(*overrides: str) -> list[tuple[str, str, str]]:
-    """Code, message and help of each finding of the quickstart with another train hop."""
-    return [(d.code, d.message, d.help) for d in load(QUICKSTART, overrides).diagnostics]
+def found(*overrides: str, graph: str = "quickstart") -> list[tuple[str, str, str]]:
+    """Code, message and help of each finding of a shipped graph with another train hop or owner."""
+    path = Path(__file__).parents[2] / f"graphs/{graph}.yaml"
+    return [(d.code, d.message, d.help) for d in load(str(path), overrides).diagnostics]
 
 
 def test_a_loss_says_which_optional_inputs_it_can_not_do_without() -> None:
@@ -24,6 +23,22 @@ def test_a_loss_says_which_optional_inputs_it_can_not_do_without() -> None:
     assert message == "hop train lacks its input reference, which its loss reads"
     assert help == "add reference: <hop> under in:"
     assert found("hops.train.with.loss={use: hops.loss.policy_gradient}") == []
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("hops.train.with.loss={use: hops.loss.gspo}", "its loss"),
+        ("hops.train.with.aggregate=seq-mean-token-mean", "aggregate: seq-mean-token-mean"),
+    ],
+)
+def test_what_is_said_of_sequences_needs_to_know_them(override: str, what: str) -> None:
+    """Else each leaf of a trajectory that forked would be taken for one."""
+    ((code, message, help),) = found(override)
+    assert code == "FG110"
+    assert message == f"hop train lacks its input trajectory, which {what} reads"
+    assert help == "add trajectory: dispatch under in:"
+    assert found(override, "hops.train.in.trajectory=batch") == []
 
 
 @pytest.mark.parametrize(
@@ -56,3 +71,12 @@ def test_both_sides_are_at_one_temperature_and_none_is_zero() -> None:
     assert found(warm, "owners.trainer.learner.temperature=0.7") == []
     ((code, message, _),) = found("owners.trainer.learner.temperature=0")
     assert (code, message) == ("FG106", "owners.trainer.learner: temperature must be above 0, not 0")
+
+
+def test_a_reference_scores_at_the_temperature_of_the_trainer() -> None:
+    warm = ("hops.rollout.with.temperature=0.7", "owners.trainer.learner.temperature=0.7")
+    ((code, message, help),) = found(*warm, graph="reference")
+    assert code == "FG304"
+    assert message == "owner reference scores at temperature 1, and owner trainer trains at 0.7"
+    assert help == "set temperature: 0.7 under owners.reference.learner too"
+    assert found(*warm, "owners.reference.learner.temperature=0.7", graph="reference") == []

@@ -22,14 +22,21 @@ from learner_rows import LOSS, make_rows, reorder, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
-from flowgraph.learners.protocol import Rows
+from flowgraph.learners.protocol import Rows, TokenLoss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
+from flowgraph.learners.value import ValueLearner
+from hops.value import squared_error
+
+VALUE = squared_error(clip=None)
 
 
 class Found(NamedTuple):
-    """gradient: of the undivided sum; updates: the change of the weights by `steps` steps; all on the first rank."""
+    """gradient: of the undivided sum; updates: the change of the weights by `steps` steps; all on the first rank.
+
+    logprobs: of all ranks; of a critic its values
+    """
 
     gradient: dict[str, torch.Tensor]
     metrics: list[dict[str, float]]
@@ -54,31 +61,34 @@ def batch(name: str, vocabulary: int = 256) -> tuple[Rows, list[int]]:
 
 
 def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
-    """case: rows (of `batch`), steps, and the learner's options."""
+    """case: rows (of `batch`), steps, where to save, whether it is a critic, and the learner's options."""
     options = dict(case)
     rows, shares = batch(options.pop("rows"))
     steps, save = options.pop("steps", 0), options.pop("save", None)
     if "lora" in options:
         options["lora"] = LoraOptions(**options["lora"])
     first = sum(shares[: ranks.rank])
+    rows.fields["returns"] = rows.fields["advantages"]  # type: ignore[index]
     mine = rows if ranks.of == 1 else reorder(rows, list(range(first, first + shares[ranks.rank])))
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
-    learner = TorchLearner(model, ranks=ranks, **defaults | options)
-    logprobs = learner.logprobs(mine)
-    gradient = {} if options.get("frozen") else accumulated(learner, mine)
+    critic = options.pop("critic", False)
+    kind, loss = (ValueLearner, VALUE) if critic else (TorchLearner, LOSS)
+    learner = kind(model, ranks=ranks, **defaults | options)
+    logprobs = learner.values(mine) if isinstance(learner, ValueLearner) else learner.logprobs(mine)
+    gradient = {} if options.get("frozen") else accumulated(learner, mine, loss)
     before = {name: tensor.clone() for name, tensor in learner.weights().items()}
-    metrics = [learner.step(mine, LOSS) for _ in range(steps)]
+    metrics = [learner.step(mine, loss) for _ in range(steps)]
     weights = learner.weights()
     if save is not None:
         learner.save(save)
-    updates = {name: tensor - before[name] for name, tensor in weights.items()}
-    kept = {name: tensor.clone() for name, tensor in weights.items()}
+    updates = {name: before[name].neg_().add_(tensor) for name, tensor in weights.items()}
+    kept = {name: tensor.clone() for name, tensor in weights.items()} if save is not None else {}
     return Found(gradient, metrics, updates, kept, np.concatenate(ranks.gather(logprobs)))
 
 
-def accumulated(learner: TorchLearner, rows: Rows) -> dict[str, torch.Tensor]:
+def accumulated(learner: TorchLearner, rows: Rows, loss: TokenLoss) -> dict[str, torch.Tensor]:
     """The sum over all ranks, whole, before anything is divided."""
-    learner.accumulate(rows, LOSS)
+    learner.accumulate(rows, loss)
     named = [(name, p) for name, p in learner._model.named_parameters() if p.requires_grad]
     found = {}
     for (name, parameter), sums in zip(named, learner._optimizer._gradients(), strict=True):
@@ -120,7 +130,7 @@ def main() -> None:
         if ranks.first:
             torch.save(found._asdict(), Path(told["out"], f"{name}.pt"))
         else:
-            assert found.weights == {}
+            assert found.updates == {}
     if "end" in told:
         text = end(told["end"], told["model"], ranks)
         Path(told["out"], f"end-{rank}.txt").write_text(text)

@@ -45,7 +45,8 @@ def sampled(groups: int, prompt: int, samples: int, response: int, seed: int = 0
 
 
 def reorder(rows: Rows, order: Sequence[int]) -> Rows:
-    at = np.concatenate([np.arange(rows.offsets[i], rows.offsets[i + 1]) for i in order])
+    none = np.empty(0, np.int64)
+    at = np.concatenate([none, *(np.arange(rows.offsets[i], rows.offsets[i + 1]) for i in order)])
     lengths = [rows.offsets[i + 1] - rows.offsets[i] for i in order]
     fields = {name: values[at] for name, values in rows.fields.items()}
     return Rows(rows.tokens[at], np.cumsum([0, *lengths]), rows.mask[at], fields)
@@ -79,7 +80,7 @@ def our_gradient(learner: TorchLearner, rows: Rows, loss: Any = LOSS) -> tuple[f
     optimizer, found = learner._optimizer, {}
 
     def no_step(divisor: float) -> tuple[float, float]:
-        names = [name for name, _ in learner._model.named_parameters()]
+        names = [name for name, p in learner._model.named_parameters() if p.requires_grad]
         found.update(zip(names, [g.float() / divisor for g in optimizer._gradients()], strict=True))
         optimizer.drop()
         return 0.0, 0.0

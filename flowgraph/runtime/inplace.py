@@ -27,10 +27,11 @@ class Places(NamedTuple):
 class Offer:
     """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. It is free again when that raises.
 
+    desk: whose block that is, None where there is none to give
     offset: of that block, -1 while there is none; shapes: that were asked for; arrays: those in the block
     """
 
-    def __init__(self, desk: Desk, hop: Hop, function: Callable[..., Any]) -> None:
+    def __init__(self, desk: Desk | None, hop: Hop, function: Callable[..., Any]) -> None:
         self.desk, self.hop, self.function = desk, hop, function
         self.offset = -1
         self.shapes: Mapping[str, Shape] = {}
@@ -47,7 +48,7 @@ class Offer:
 
     def __call__(self, of: Callable[..., Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any]:
         """Arrays of these shapes in the block; none for another hop's, or the second time."""
-        if self.shapes or of is not self.function:
+        if self.shapes or of is not self.function or self.desk is None:
             return {}
         self.shapes = shapes
         places = places_of(self.hop, shapes)
@@ -79,7 +80,7 @@ class Offer:
         return isinstance(value, np.ndarray) and np.may_share_memory(value, self.block)
 
     def give_back(self) -> None:
-        if self.offset >= 0:
+        if self.offset >= 0 and self.desk is not None:
             self.desk.free({self.hop.name: (self.offset,)})
         self.offset = -1
 

@@ -20,8 +20,9 @@ from flowgraph.errors import MemoryShort
 from flowgraph.memory import available
 from flowgraph.plan.held import host_bytes
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import Arena
+from flowgraph.runtime.arena import Arena, part_bytes
 from flowgraph.runtime.pages import Pages
+from flowgraph.runtime.seats import seats
 from flowgraph.spec.units import size_text
 
 
@@ -84,6 +85,7 @@ def arenas(plan: Plan, *, alone: bool = False) -> Iterator[Transport]:
     """
     check_memory(plan)
     sizes = {name: max(owner.arena_bytes, mmap.PAGESIZE) for name, owner in plan.owners.items()}
+    sizes |= {name: part_bytes(plan, seat.owner) for name, seat in seats(plan).items() if seat.rank}
     held: Transport = Heap(sizes) if alone else Shared.create(sizes)
     try:
         yield held
@@ -94,6 +96,7 @@ def arenas(plan: Plan, *, alone: bool = False) -> Iterator[Transport]:
 def check_memory(plan: Plan) -> None:
     """Raises MemoryShort, with both sizes, when the arenas do not fit beside what engines and learners take."""
     total, beside, free = sum(o.arena_bytes for o in plan.owners.values()), host_bytes(plan), available()
+    total += sum(o.processes * part_bytes(plan, name) for name, o in plan.owners.items() if o.processes > 1)
     if total + beside <= free:
         return
     also = f" and the engines and learners {size_text(beside)}" if beside else ""

@@ -10,6 +10,7 @@ import msgspec
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.companions import row_bytes
 from flowgraph.passes.fuse import may_fuse
+from flowgraph.passes.ranks import on_ranks
 from flowgraph.passes.sizes import rows_per_step
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def nets(graph: Graph, *, fused: bool = True) -> list[Net]:
         assert binding.source is not None
         if writer is reader or binding.source.kind == "tensors" or binding.derived:
             continue
-        shares = (reader.kind or "",) if fused and may_fuse(reader) else ("", reader.name)
+        shares = (
+            (reader.kind or "",)
+            if fused and may_fuse(reader) and not on_ranks(graph, reader)
+            else ("", reader.name)
+        )
         key = writer.name, binding.source.name, *shares
         other = found.get(key, Net(writer.name, frozenset(), 0.0))
         nbytes = max(other.nbytes, _bytes(graph, writer, reader, binding))

@@ -8,6 +8,7 @@ import msgspec
 
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.companions import closure, pays, tells
+from flowgraph.passes.ranks import on_ranks
 from flowgraph.passes.sizes import size_of
 from flowgraph.spec.facts import companions
 from flowgraph.spec.forms import Bits, Form, Prefix, Wire, ports_of
@@ -28,6 +29,12 @@ def _form(graph: Graph) -> Graph:
             wire = node.wire(port.name)
             form = _fitting(graph, node, port) if wire.written and wire.form is None else None
             readers = [reader for reader, _ in read.get((node.name, port.name), ())]
+            if (
+                isinstance(form, Prefix)
+                and node.kind == "step"
+                and any(on_ranks(graph, n) for n in (node, *readers))
+            ):
+                continue  # a rank has no use for what other rows begin with
             if form is not None and pays(graph, node, port, Wire(form=form), readers):
                 wires[port.name] = Wire(form=form)
         return wires
@@ -58,6 +65,8 @@ def _derive(graph: Graph) -> Graph:
         if fact is None or (writer, column) in kept or not node.wire(column).written:
             continue
         able = [(r, b) for r, b in readers if _has(changed.get(r.name, r), writer, fact)]
+        if node.kind == "step":  # of a batch's sources a rank has its own trajectories' only
+            able = [(r, b) for r, b in able if not on_ranks(graph, r)]
         if able:  # what others are made of has to cross
             kept |= {(writer, source) for source in fact.sources}
         for reader, binding in able:

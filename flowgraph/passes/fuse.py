@@ -14,6 +14,7 @@ import msgspec
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.passes.companions import closure
 from flowgraph.passes.order import every, in_order, triggers
+from flowgraph.passes.ranks import on_ranks
 from flowgraph.spec.forms import ports_of
 
 
@@ -30,14 +31,14 @@ def fuse(graph: Graph) -> Graph:
 
 
 def _groups(graph: Graph) -> dict[str, str]:
-    """Hop → the first hop of its group, for every hop that may fire with others."""
+    """Hop → the first hop of its group, for every hop that may fire with others: where it fires, so do they."""
     before = triggers(graph)
     fires = every(graph)
     order = {name: i for i, name in enumerate(in_order(before))}
     head: dict[str, str] = {}
     for name in order:
         node = graph.nodes[name]
-        if not may_fuse(node):
+        if not may_fuse(node) or on_ranks(graph, node):
             continue
         head[name] = name
         for one in sorted(before[name], key=lambda other: -order[other]):

@@ -130,15 +130,24 @@ def _choices(plan: Plan, owner: Owner, model: ModelFacts) -> int:
 
 
 def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:
-    assert owner.learner is not None
-    size = dtype_of(owner.learner.dtype).itemsize
+    """In all its processes together. Each of several holds a shard of what the optimiser works on, in float32, and the
+    first gathers the weights that it gives away.
+    """
+    options, several = owner.learner, owner.processes > 1
+    assert options is not None
+    size = 4 if several else dtype_of(options.dtype).itemsize
     yield "learner weights", model.parameters * size
-    if owner.learner.given != owner.learner.dtype:  # a copy of them, made for the engine
-        yield "given weights", model.parameters * dtype_of(owner.learner.given).itemsize
+    if options.frozen:
+        return
+    if several or options.given != options.dtype:  # a copy of them, made for the engine
+        yield "given weights", model.parameters * dtype_of(options.given).itemsize
+    if options.lora:  # which trains next to nothing of them
+        return
     yield "gradients", model.parameters * size
-    if owner.learner.dtype != "float32":  # else the weights are their own masters
+    if size != 4:  # else the weights are their own masters
         yield "master weights", model.parameters * 4
-    yield "moments", model.parameters * 8
+    if options.optimizer != "sgd":
+        yield "moments", model.parameters * 8
 
 
 def _column(model: ModelFacts, size: int) -> int:

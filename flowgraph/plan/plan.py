@@ -187,11 +187,12 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """One process. context: the engine's longest prompt plus response, in tokens.
+    """One process, or several that share a learner's work.
 
+    context: the engine's longest prompt plus response, in tokens
     threads: as declared, else 0; share: then it gets this part of the machine's cores (2: a half)
     maps: the owners whose memory it reads or writes
-    ranks: dim → among how many processes it splits the work, where it is priced for more than one
+    ranks: dim → among how many processes it splits the work, where it is run or priced for more than one
     """
 
     name: str
@@ -204,6 +205,12 @@ class Owner(msgspec.Struct, frozen=True):
     tokenizer: str | None = None
     context: int = 0
     ranks: dict[str, int] = {}
+
+    @property
+    def processes(self) -> int:
+        """How many it runs as: those that share the trajectories of its learner's batch."""
+        shared = self.learner is not None and list(self.ranks) == ["trajectory"]
+        return self.ranks["trajectory"] if shared else 1
 
 
 class SeamField(msgspec.Struct, frozen=True):
@@ -316,6 +323,10 @@ class Plan(msgspec.Struct, frozen=True):
     def fires(self, hop: Hop, key: int) -> bool:
         """Whether a hop fires on the row of this key: each `every`-th, and a run's last step, which nobody may miss."""
         return (key + 1) % hop.every == 0 or (hop.rows == "step" and key + 1 == self.run.steps)
+
+    def processes(self, hop: Hop) -> int:
+        """On how many processes of its owner a hop fires at once, each with its own trajectories of a step."""
+        return self.owners[hop.owner].processes if hop.uses == "learner" else 1
 
     def readers(self, producer: str, column: str) -> list[tuple[Hop, Read]]:
         return [

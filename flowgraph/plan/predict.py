@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flowgraph.plan.layout import spans
+from flowgraph.plan.parts import readings
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.plan.taken import takes
 
@@ -20,10 +21,12 @@ def predict(plan: Plan, lengths: Lengths) -> dict[str, int]:
     """
     out: dict[str, int] = {}
     for hop in plan.hops.values():
-        read = lengths.get(hop.name, {})
+        read, processes = lengths.get(hop.name, {}), plan.processes(hop)
         for port, taken in takes(hop.reads).items():
+            parts = [(plan.hops[one.producer], one.column, read.get(one.producer, {})) for one in taken]
             out[f"{hop.name}.{port}"] = sum(
-                column_bytes(plan.hops[one.producer], one.column, read.get(one.producer, {})) for one in taken
+                readings(processes, writer, column) * column_bytes(writer, column, blocks)
+                for writer, column, blocks in parts
             )
     return out
 

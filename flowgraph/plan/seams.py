@@ -10,8 +10,9 @@ import msgspec
 
 from flowgraph.engines.registry import SglangOptions, push, servers
 from flowgraph.ir.graph import Binding, Graph, Node
-from flowgraph.passes.ranks import share
+from flowgraph.passes.ranks import processes, share
 from flowgraph.passes.sizes import WHICH, rows_per_step
+from flowgraph.plan.parts import readings
 from flowgraph.plan.plan import Hop, Pushed, Read, Seam, SeamField
 from flowgraph.plan.taken import takes
 from flowgraph.spec.types import LIFETIMES, Transport
@@ -106,10 +107,12 @@ def _field(
     assert binding.source is not None
     own = hops[binding.producer].column(binding.source.name)
     total, through = [], []
+    several = processes(graph, hop.owner) if hop.uses == "learner" else 1
     for one in taken:
         producer = hops[one.producer]
         column, rows = producer.column(one.column), _rows(graph, hop, one, hops)
-        crossing = Bytes(column.mean_bytes * rows.mean, column.max_bytes * rows.max)
+        again = readings(several, producer, column.name)
+        crossing = Bytes(again * column.mean_bytes * rows.mean, again * column.max_bytes * rows.max)
         total.append(crossing)
         if producer.home != producer.owner and (producer.name, column.name) not in relayed:
             relayed.add((producer.name, column.name))
@@ -118,7 +121,7 @@ def _field(
             through.append(crossing)
     mean, bound = _sum(total)
     driver_mean, driver_bound = _sum(through)
-    ranks, split = share(graph, hop.owner, binding.source, graph.nodes[binding.producer])
+    ranks, split = share(graph, graph.nodes[hop.name], binding.source, graph.nodes[binding.producer])
     return SeamField(
         port=binding.port.name,
         producer=binding.producer,
@@ -130,7 +133,7 @@ def _field(
         priced=own.kind != "tensors" or bool(own.tensors),
         driver=(driver_mean, int(driver_bound)),
         ranks=ranks,
-        slice_bytes=mean / math.prod(n for _, n in split),
+        slice_bytes=mean / (math.prod(n for _, n in split) if split else several),
         split=split,
     )
 

@@ -35,6 +35,7 @@ def _owner(owner: Owner) -> str:
     holds += [f"learner {owner.learner.model}"] if owner.learner else []
     holds += [f"tokenizer {owner.tokenizer}"] if owner.tokenizer else []
     parts = [
+        *([f"{owner.processes} processes"] if owner.processes > 1 else []),
         f"threads {threads}",
         f"arena {size_text(owner.arena_bytes)}",
         f"maps {', '.join(owner.maps)}",

@@ -8,9 +8,11 @@ run ends.
 from __future__ import annotations
 
 import errno
+import mmap
 from typing import NamedTuple
 
 from flowgraph.errors import MemoryShort
+from flowgraph.plan.parts import by_row
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.pages import LARGE, MADV_POPULATE_WRITE, Pages
 from flowgraph.spec.units import size_text
@@ -74,6 +76,22 @@ class Arena:
     def resident(self) -> int:
         """Bytes of the chunks that were taken."""
         return min(len(self.map), sum(self.taken) * CHUNK)
+
+
+def part_areas(plan: Plan, owner: str) -> dict[str, Area]:
+    """Hop → where a process of several puts its part of what the hop gives for each row; one, until all are joined."""
+    out: dict[str, Area] = {}
+    base = 0
+    for name, hop in plan.hops.items():
+        if hop.owner == owner and plan.processes(hop) > 1 and hop.slots and by_row(hop):
+            out[name] = Area(base, hop.block_bytes, 1)
+            base += hop.block_bytes
+    return out
+
+
+def part_bytes(plan: Plan, owner: str) -> int:
+    """Bytes of memory in which these areas lie."""
+    return max(mmap.PAGESIZE, sum(area.size for area in part_areas(plan, owner).values()))
 
 
 def areas(plan: Plan) -> dict[str, dict[str, Area]]:

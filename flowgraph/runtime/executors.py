@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
 from flowgraph.runtime.channel import HEAD, Channel
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
+from flowgraph.runtime.seats import Seat, maps, seats
 from flowgraph.runtime.transport import Shared, Transport
 from flowgraph.runtime.worker import Worker, failed
 
@@ -42,15 +44,15 @@ AWAKE = 200e-6
 
 
 class Executor(Protocol):
-    """Workers of every owner but the driver. control_bytes: of messages to and from the driver, of steps,
-    each with its length before it.
+    """Workers of every owner but the driver, by the names of `seats`. control_bytes: of messages to and from the
+    driver, of steps, each with its length before it.
     """
 
     control_bytes: int
 
     def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None: ...
 
-    def send(self, owner: str, message: ToWorker) -> None: ...
+    def send(self, name: str, message: ToWorker) -> None: ...
 
     def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
         """The messages that have come, at least one. Raises DeadlineError after `seconds`, WorkerDied by name."""
@@ -59,10 +61,6 @@ class Executor(Protocol):
     def stop(self, grace: float) -> None:
         """End every worker: asked first, killed after `grace` seconds (0: at once). Harmless when repeated."""
         ...
-
-
-def worker_owners(plan: Plan) -> list[str]:
-    return [name for name in plan.owners if name != "driver"]
 
 
 def environment() -> dict[str, str]:
@@ -83,6 +81,14 @@ def refuse_within_loop() -> None:
     raise RunError(text, 'use executor="processes", or run flowgraph from a terminal')
 
 
+def refuse_processes(plan: Plan) -> None:
+    """Raises RunError for an owner of several processes, which wait for each other: one can't hold them all."""
+    for name, owner in plan.owners.items():
+        if owner.processes > 1:
+            text = f"owner {name} is {owner.processes} processes, and the executor inproc is one"
+            raise RunError(text, f"use --executor processes, or give {name} one process")
+
+
 class InProcess:
     """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
 
@@ -96,28 +102,29 @@ class InProcess:
 
     def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         os.environ.update(environment())
-        for owner in worker_owners(plan):
-            arenas = memory.open(owner, plan.owners[owner].maps)
-            reply = functools.partial(self._reply, owner)
-            self.workers[owner] = Worker(plan, owner, models, arenas, reply, self.logs)
+        made = seats(plan)
+        for name, seat in made.items():
+            arenas = memory.open(name, maps(plan, seat))
+            reply = functools.partial(self._reply, name)
+            self.workers[name] = Worker(plan, seat.owner, models, arenas, reply, self.logs, seat.rank)
 
         async def start_all() -> None:
-            for owner, worker in self.workers.items():
+            for name, worker in self.workers.items():
                 try:
                     await worker.start()
                 except Exception as error:
-                    self._reply(owner, failed(-1, f"owner {owner} could not start", error))
+                    self._reply(name, failed(-1, f"{made[name].said} could not start", error))
 
         self.loop.run_until_complete(start_all())
 
-    def _reply(self, owner: str, message: FromWorker) -> None:
+    def _reply(self, name: str, message: FromWorker) -> None:
         self.control_bytes += HEAD + len(encode(message))
-        self.replies.append((owner, message))
+        self.replies.append((name, message))
         self.arrived.set()
 
-    def send(self, owner: str, message: ToWorker) -> None:
+    def send(self, name: str, message: ToWorker) -> None:
         self.control_bytes += HEAD + len(encode(message))
-        self.loop.call_soon(self.workers[owner].handle, message)
+        self.loop.call_soon(self.workers[name].handle, message)
 
     def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
         async def until_reply() -> None:
@@ -150,9 +157,9 @@ class InProcess:
 class _Link(Channel):
     """One worker process, and the driver's end of its channel."""
 
-    def __init__(self, owner: str, process: subprocess.Popen[bytes], sock: socket.socket, log: Path) -> None:
+    def __init__(self, seat: Seat, process: subprocess.Popen[bytes], sock: socket.socket, log: Path) -> None:
         super().__init__(sock)
-        self.owner, self.process, self.log = owner, process, log
+        self.seat, self.process, self.log = seat, process, log
         self.events = selectors.EVENT_READ
 
     def last_words(self) -> str:
@@ -167,19 +174,24 @@ class _Link(Channel):
 
 
 class Processes:
-    """One process an owner, started fresh (no fork), that dies with the driver. Nothing blocks: sends are queued."""
+    """One process an owner, or several, started fresh (no fork), that die with the driver. Nothing blocks: sends are
+    queued. meeting: a directory of nobody else, where the processes of one owner find each other while it runs
+    """
 
     def __init__(self, logs: Path) -> None:
         self.control_bytes = 0
         self.logs = logs
         self.links: dict[str, _Link] = {}
         self.selector = selectors.DefaultSelector()
+        self.meeting: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         """Begin starting every worker; each says Started in its time."""
         assert isinstance(memory, Shared), "other processes see nothing else"
         self.logs.mkdir(parents=True, exist_ok=True)
-        for owner in worker_owners(plan):
+        if any(owner.processes > 1 for owner in plan.owners.values()):
+            self.meeting = tempfile.TemporaryDirectory(prefix="flowgraph-", ignore_cleanup_errors=True)
+        for name, seat in seats(plan).items():
             ours, theirs = socket.socketpair()
             command = [
                 sys.executable,
@@ -188,13 +200,13 @@ class Processes:
                 str(theirs.fileno()),
                 str(os.getpid()),
             ]
-            path = self.logs / f"{owner}.log"
+            path = self.logs / f"{name}.log"
             variables = {
                 **os.environ,
                 **environment(),
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             }
-            arenas = {name: memory.fds[name] for name in plan.owners[owner].maps}
+            arenas = {place: memory.fds[place] for place in maps(plan, seat)}
             with theirs, path.open("wb") as log:
                 process = subprocess.Popen(
                     command,
@@ -204,15 +216,16 @@ class Processes:
                     stderr=log,
                     env=variables,
                 )
-            link = _Link(owner, process, ours, path)
-            self.links[owner] = link
+            link = _Link(seat, process, ours, path)
+            self.links[name] = link
             self.selector.register(ours, selectors.EVENT_READ, link)
-            self.send(owner, Setup(to_json(plan), owner, dict(models), arenas, str(self.logs)))
+            store = str(Path(self.meeting.name, seat.owner)) if self.meeting else ""
+            self.send(name, Setup(to_json(plan), *seat, dict(models), arenas, str(self.logs), store))
 
-    def send(self, owner: str, message: ToWorker) -> None:
+    def send(self, name: str, message: ToWorker) -> None:
         data = encode(message)
         self.control_bytes += HEAD + len(data)
-        link = self.links[owner]
+        link = self.links[name]
         link.put(data)
         self._flush(link)
 
@@ -242,7 +255,7 @@ class Processes:
                 if mask & selectors.EVENT_READ:
                     frames, is_open = link.receive()
                     self.control_bytes += sum(HEAD + len(frame) for frame in frames)
-                    out += [(link.owner, decode_from_worker(f)) for f in frames]
+                    out += [(link.seat.name, decode_from_worker(f)) for f in frames]
                     if not is_open and not frames:
                         self._died(link)
         return out
@@ -264,7 +277,7 @@ class Processes:
         if code is not None and code < 0:
             how = f"was killed by signal {-code}"
             why = SIGNALS.get(-code, "")
-        message = f"the worker of owner {link.owner} (pid {link.process.pid}) {how}{link.last_words()}"
+        message = f"the worker of {link.seat.said} (pid {link.process.pid}) {how}{link.last_words()}"
         raise WorkerDied(message, f"{why}see {link.log}")
 
     def stop(self, grace: float) -> None:
@@ -283,3 +296,5 @@ class Processes:
             self.selector.unregister(link.sock)
             link.sock.close()
         self.selector.close()
+        if self.meeting is not None:
+            self.meeting.cleanup()

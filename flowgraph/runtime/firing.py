@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from flowgraph.errors import (
@@ -12,20 +14,26 @@ from flowgraph.errors import (
     PayloadError,
     PromiseBroken,
     RunError,
+    WorkerDied,
 )
-from flowgraph.runtime.messages import Block, Failed
+from flowgraph.plan.parts import by_row
+from flowgraph.plan.plan import Hop
+from flowgraph.runtime.messages import Block, Failed, Fire, Join, Part
 from flowgraph.runtime.rows import Record
 from flowgraph.spec.types import Row
 
 ERRORS: dict[str, type[RunError]] = {
-    e.code: e for e in (PayloadError, HopError, PromiseBroken, HiddenState, MemoryShort, EngineFailed)
+    e.code: e
+    for e in (PayloadError, HopError, PromiseBroken, HiddenState, MemoryShort, EngineFailed, WorkerDied)
 }
 
 
 class Firing(msgspec.Struct):
     """One firing in flight.
 
-    watched: the port whose value made it fire, if none of its row did; blocks: what it reads, by writer
+    watched: the port whose value made it fire, if none of its row did
+    fires: what was sent to each process that works on it; parts: of each that has answered, by its place; joining: all
+        have, and the first is making one block of what they gave for each row
     """
 
     hop: str
@@ -33,7 +41,28 @@ class Firing(msgspec.Struct):
     leases: dict[str, int]
     began: float
     watched: str = ""
-    blocks: dict[str, list[Block]] = {}
+    fires: tuple[Fire, ...] = ()
+    parts: dict[int, list[Part]] = {}
+    joining: bool = False
+
+
+def joins(hop: Hop, firing: Firing) -> Join | None:
+    """What is to be made one block, when all processes have answered; None where the first has written all of it."""
+    if len(firing.fires) == 1:
+        return None
+    shares = [fire.share for fire in firing.fires if fire.share is not None]
+    made = [part for rank in range(len(firing.fires)) for part in firing.parts[rank]]
+    if not by_row(hop) or made[0].offset < 0:
+        return None
+    return Join(firing.fires[0].id, hop.name, shares, [Block(part.offset, part.sizes) for part in made])
+
+
+def joined(parts: Mapping[int, list[Part]], whole: list[Part]) -> dict[int, list[Part]]:
+    """The same answers, with the whole block as what the first has written."""
+    ((first,), (block,)) = parts[0], whole
+    of_block = {name: getattr(block, name) for name in ("offset", "nbytes", "sizes")}
+    made = msgspec.structs.replace(first, seconds=first.seconds + block.seconds, **of_block)
+    return {**parts, 0: [made]}
 
 
 def who(firing: Firing, member: int = -1) -> str:

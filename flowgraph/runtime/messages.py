@@ -1,6 +1,6 @@
 """Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
 
-The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved. A
+The driver writes Setup, Fire, Join, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved. A
 Fire and a Done go there and back for every trajectory, so they are short: arrays without names, kinds by number.
 """
 
@@ -19,14 +19,29 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[int, ...] = ()
 
 
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """What one of an owner's processes takes of a step. members: the places of its trajectories in it, ascending
+
+    sizes: dim → its length in every trajectory of the whole step
+    """
+
+    members: list[int]
+    sizes: dict[str, list[int]]
+
+
 class Setup(msgspec.Struct, tag=0, array_like=True, frozen=True):
-    """First message to a worker: the plan, who it is, where models and logs lie, and the descriptors of the arenas."""
+    """First message to a worker: the plan, who it is, where models and logs lie, and the descriptors of the arenas.
+
+    rank: which of its owner's processes it is; store: a file by which these find each other, "" where there is one
+    """
 
     plan: bytes
     owner: str
+    rank: int
     models: dict[str, str]
     arenas: dict[str, int]
     logs: str
+    store: str
 
 
 class Fire(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -36,6 +51,7 @@ class Fire(msgspec.Struct, tag=1, array_like=True, frozen=True):
     leaves: leaves of each row, when rows are gathered. values: small inputs by port
     over: hop → offsets of blocks in the worker's arena that nobody reads any more
     omit: "hop.column" not to write this time
+    share: of the step, where several processes fire at once; blocks and leaves are those of its trajectories then
     """
 
     id: int
@@ -46,6 +62,19 @@ class Fire(msgspec.Struct, tag=1, array_like=True, frozen=True):
     values: dict[str, Any]
     over: dict[str, list[int]]
     omit: tuple[str, ...] = ()
+    share: Share | None = None
+
+
+class Join(msgspec.Struct, tag=10, array_like=True, frozen=True):
+    """All processes have made their parts of a firing's columns: make the whole of it. It is answered by Done.
+
+    shares, blocks: of each process, in order; the block of the first lies in its own memory
+    """
+
+    id: int
+    hop: str
+    shares: list[Share]
+    blocks: list[Block]
 
 
 class Interrupt(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -55,7 +84,7 @@ class Interrupt(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Save(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Write the learner's model to a directory."""
+    """Write the learner's model to a directory; of several processes all take part, and the first writes."""
 
     directory: str
 
@@ -136,7 +165,7 @@ class Saved(msgspec.Struct, tag=9, array_like=True, frozen=True):
     directory: str
 
 
-ToWorker = Setup | Fire | Interrupt | Save | Stop
+ToWorker = Setup | Fire | Join | Interrupt | Save | Stop
 FromWorker = Started | Done | Failed | Gone | Saved
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -16,8 +16,8 @@ from flowgraph.errors import PayloadError
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Column, Hop, Plan, Read
 from flowgraph.plan.taken import takes
-from flowgraph.runtime import wire
-from flowgraph.runtime.messages import Block
+from flowgraph.runtime import pieces, wire
+from flowgraph.runtime.messages import Block, Share
 from flowgraph.spec.config import import_object
 from flowgraph.spec.dims import parse
 from flowgraph.spec.forms import Bits, Prefix
@@ -43,11 +43,12 @@ Blocks = Mapping[str, Sequence[Block]]
 class Reader:
     """Reads the columns of one firing, of all hops that fire together.
 
+    share: of a step, where a process reads no more than that
     read: column and way of reading it → value, for a hop of the group that reads it in the same way
     """
 
-    def __init__(self, plan: Plan, views: Mapping[str, memoryview]) -> None:
-        self.plan, self.views = plan, views
+    def __init__(self, plan: Plan, views: Mapping[str, memoryview], share: Share | None = None) -> None:
+        self.plan, self.views, self.share = plan, views, share
         self.read: dict[tuple[Any, ...], Any] = {}
 
     def inputs(self, hop: Hop, blocks: Blocks, leaves: Sequence[int], handed: Mapping[str, Any]) -> Inputs:
@@ -118,23 +119,28 @@ class Reader:
         sizes = dict(zip(producer.dims, block.sizes, strict=True))
         span = spans(producer, sizes)[column.name]
         view, start = self.views[producer.home], block.offset + span.start
-        count.read(one, i, depth, producer.home, span.nbytes)
-        if column.kind == "array":
-            raw = isinstance(column.form, Bits | Prefix)
-            dtype = np.dtype(np.uint8) if raw else dtype_of(column.stored)
-            stored = np.frombuffer(view, dtype, span.nbytes // dtype.itemsize, start)
-            if not raw:
-                stored = stored.reshape(span.shape)
-            if one.as_it_lies(column):
-                return stored
-            shape = tuple(sizes[d] for d in column.shape)
-            needs = self._needs(one, blocks, leaves, i, count, depth)
-            return wire.unpack(column, stored, shape, needs, one.narrow)
-        if column.kind == "tensors":
-            from flowgraph.runtime.tensors import read_tensors
+        if column.kind != "array":
+            count.read(one, i, depth, producer.home, span.nbytes)
+            if column.kind == "tensors":
+                from flowgraph.runtime.tensors import read_tensors
 
-            return read_tensors(column.tensors, view, start)
-        return _decoded(column, view[start : start + span.nbytes])
+                return read_tensors(column.tensors, view, start)
+            value = _decoded(column, view[start : start + span.nbytes])
+            return pieces.items(self.share, column, value) if producer.rows == "step" else value
+        raw = isinstance(column.form, Bits | Prefix)
+        dtype = np.dtype(np.uint8) if raw else dtype_of(column.stored)
+        stored = np.frombuffer(view, dtype, span.nbytes // dtype.itemsize, start)
+        if not raw:
+            stored = stored.reshape(span.shape)
+        shape = tuple(sizes[d] for d in column.shape)
+        part = pieces.piece(self.share, column, stored, shape) if producer.rows == "step" else None
+        if part is not None:
+            stored, shape = part.stored, part.shape
+        count.read(one, i, depth, producer.home, span.nbytes if part is None else part.nbytes)
+        if one.as_it_lies(column):
+            return stored
+        needs = self._needs(one, blocks, leaves, i, count, depth)
+        return wire.unpack(column, stored, shape, needs, one.narrow)
 
     def _needs(
         self, one: Read, blocks: Blocks, leaves: Sequence[int], i: int, count: _Count, depth: int

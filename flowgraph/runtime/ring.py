@@ -6,6 +6,7 @@ deadlines. One turn is: take the messages that have come, then let the flow turn
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +17,22 @@ from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.desk import Desk, block_bytes, column_bytes
-from flowgraph.runtime.executors import Executor, worker_owners
-from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
+from flowgraph.runtime.executors import Executor
+from flowgraph.runtime.firing import Firing, error_of, joined, joins, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.leases import regions
 from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part, picked
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Kept, Record, Table
+from flowgraph.runtime.seats import Seat, seats
+from flowgraph.runtime.sharing import fires
 from flowgraph.runtime.transport import Transport
 from flowgraph.runtime.worker import Worker, alone, failed
 from flowgraph.spec.types import Row
+
+# Seconds in which a process of several that failed is looked at as one that follows another's death.
+FOLLOWS = 1.0
 
 
 class Observer(Protocol):
@@ -50,6 +56,7 @@ class Ring(Flow):
     ) -> None:
         super().__init__(plan, Table(plan, regions(plan)))
         self.executor, self.observer = executor, observer
+        self.seats = seats(plan)
         self.inbox: deque[tuple[str, FromWorker]] = deque()
         arenas = memory.open("driver", plan.owners["driver"].maps)
         self.local = Worker(plan, "driver", models, arenas, lambda m: self.inbox.append(("driver", m)))
@@ -67,18 +74,19 @@ class Ring(Flow):
         except Exception as error:
             raise error_of(failed(-1, "owner driver could not start", error)) from error
         self.inbox.clear()
-        waiting = dict.fromkeys(worker_owners(self.plan))
+        waiting = {name: seat.said for name, seat in self.seats.items()}
         while waiting:
             try:
                 messages = self.executor.wait(self.plan.run.deadline)
             except DeadlineError as late:
                 raise DeadlineError(
-                    f"owner {', '.join(waiting)} did not start: {late.message}", late.help
+                    f"{' and '.join(waiting.values())} did not start: {late.message}", late.help
                 ) from None
-            for owner, message in messages:
+            for name, message in messages:
                 if isinstance(message, Failed):
+                    self._cause(name)
                     raise error_of(message)
-                waiting.pop(owner, None)
+                waiting.pop(name, None)
         self.executor.control_bytes = 0  # the plan that every worker got is no step's
         self.meter.start()
 
@@ -96,7 +104,7 @@ class Ring(Flow):
                 self.inbox.extend(self._wait())
                 self.meter.wake()
             while self.inbox:
-                self._take(self.inbox.popleft()[1])
+                self._take(*self.inbox.popleft())
         self.end()
 
     def _wait(self) -> Iterable[tuple[str, FromWorker]]:
@@ -111,9 +119,24 @@ class Ring(Flow):
             hop = self.plan.hops[late.hop]
             what = f"hops {' → '.join(hop.group)}" if hop.group else f"hop {hop.name}"
             raise DeadlineError(
-                f"{what}{who(late)} on owner {hop.owner} has run for {patience:g} s",
+                f"{what}{who(late)} on {self._working(late)} has run for {patience:g} s",
                 "raise run.deadline if that is right; else look at the owner's log",
             ) from None
+
+    def _working(self, firing: Firing) -> str:
+        """The processes that have not answered yet, for messages."""
+        owner = self.plan.hops[firing.hop].owner
+        left = [Seat(owner, rank).said for rank in range(len(firing.fires)) if rank not in firing.parts]
+        return " and ".join(left)
+
+    def _cause(self, name: str) -> None:
+        """One of several processes has failed. Where another has died, that is why: raises WorkerDied by name."""
+        if name not in self.seats or self.plan.owners[self.seats[name].owner].processes == 1:
+            return
+        until = time.monotonic() + FOLLOWS
+        with contextlib.suppress(DeadlineError):
+            while (left := until - time.monotonic()) > 0:
+                self.executor.wait(left)
 
     def _patience(self, firing: Firing) -> float:
         """Seconds that a firing may take: what each hop may, for as many as fire as one."""
@@ -187,7 +210,7 @@ class Ring(Flow):
         leases = self.table.lease(hop.name)
         over = self.table.told(hop.owner)
         fire = Fire(self.next_id, hop.name, row.key, blocks, leaves, self._sampled(hop), over, omit)
-        self._send(hop, record, "", fire, leases)
+        self._send(hop, record, "", fires(self.plan, hop, members, fire), leases)
 
     def _skipped(self, hop: Hop, key: int) -> list[str]:
         tensors = [c.name for c in hop.written if c.kind == "tensors"]
@@ -197,7 +220,7 @@ class Ring(Flow):
     def begin_on(self, hop: Hop, port: str, value: int) -> None:
         over = self.table.told(hop.owner)
         fire = Fire(self.next_id, hop.name, value, {}, [], {**self._sampled(hop), port: value}, over)
-        self._send(hop, None, port, fire, {})
+        self._send(hop, None, port, (fire,), {})
 
     def working(self, hop: str) -> dict[int, int]:
         firings = self.in_flight.items()
@@ -215,24 +238,28 @@ class Ring(Flow):
         }
 
     def _send(
-        self, hop: Hop, record: Record | None, watched: str, fire: Fire, leases: dict[str, int]
+        self, hop: Hop, record: Record | None, watched: str, sent: tuple[Fire, ...], leases: dict[str, int]
     ) -> None:
-        began = time.monotonic()
-        self.in_flight[fire.id] = Firing(hop.name, record, leases, began, watched, fire.blocks)
+        self.in_flight[self.next_id] = Firing(hop.name, record, leases, time.monotonic(), watched, sent)
         self.next_id += 1
         self.meter.shares.begins(hop)
         if hop.owner == "driver":
-            self.local.handle(fire)
+            self.local.handle(sent[0])
         else:
-            self.executor.send(hop.owner, fire)
+            for rank, fire in enumerate(sent):
+                self.executor.send(Seat(hop.owner, rank).name, fire)
 
-    def _take(self, message: FromWorker) -> None:
+    def _take(self, name: str, message: FromWorker) -> None:
         if isinstance(message, Failed):
-            firing = self.in_flight.get(message.id)
-            raise error_of(message, who(firing, message.member) if firing is not None else "")
+            self._cause(name)
+            raise error_of(message, self._where(name, message))
         if not isinstance(message, Done | Gone):
             return
-        firing = self.in_flight.pop(message.id)
+        firing = self.in_flight[message.id]
+        rank = self.seats[name].rank if name in self.seats else 0
+        if isinstance(message, Done) and not self._whole(firing, rank, message.parts):
+            return
+        del self.in_flight[message.id]
         hop = self.plan.hops[firing.hop]
         self.meter.shares.ends(hop)
         self.done(hop, firing.record, firing.watched)
@@ -244,17 +271,52 @@ class Ring(Flow):
             else:
                 self.park(firing.record, hop)
             return
-        for name, part in zip(hop.group or (hop.name,), message.parts, strict=True):
-            self._took(self.plan.hops[name], firing, part)
+        group = [self.plan.hops[name] for name in hop.group or (hop.name,)]
+        for rank, fire in enumerate(firing.fires):
+            for one, part in zip(group, firing.parts[rank], strict=True):
+                self._measure(one, fire, part, rank)
+        for one, part in zip(group, firing.parts[0], strict=True):
+            self._took(one, firing, part)
+
+    def _whole(self, firing: Firing, rank: int, parts: list[Part]) -> bool:
+        """Whether all processes have answered, and what they gave for each row is one block, made by the first."""
+        if firing.joining:
+            firing.parts = joined(firing.parts, parts)
+            return True
+        firing.parts = {**firing.parts, rank: parts}
+        hop = self.plan.hops[firing.hop]
+        if len(firing.parts) < len(firing.fires) or (to_join := joins(hop, firing)) is None:
+            return len(firing.parts) == len(firing.fires)
+        firing.joining = True
+        self.executor.send(hop.owner, to_join)
+        return False
+
+    def _where(self, name: str, message: Failed) -> str:
+        """Which process failed, where there are several, and the row that it worked on, for messages."""
+        firing = self.in_flight.get(message.id)
+        if firing is None:
+            return ""
+        member, rank = message.member, self.seats[name].rank if name in self.seats else 0
+        share = firing.fires[rank].share
+        if share is None:
+            return who(firing, member)
+        return f" on {self.seats[name].said}" + who(firing, share.members[member] if member >= 0 else -1)
+
+    def _measure(self, hop: Hop, fire: Fire, part: Part, rank: int) -> None:
+        """What a hop read in one process, and what was written, all of it by the first. Blocks of the step are the same
+        for all: those of the first.
+        """
+        read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
+        self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
+        if rank == 0:
+            wrote = column_bytes(hop, part.sizes)
+            self.meter.count_written(hop, wrote, picked(wrote, part.placed))
+        for producer in sorted(hop.takes):
+            if rank == 0 or self.plan.hops[producer].rows != "step":
+                self.meter.lengths(hop, producer, fire.blocks[producer])
 
     def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
-        read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
-        wrote = column_bytes(hop, part.sizes)
-        self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
-        self.meter.count_written(hop, wrote, picked(wrote, part.placed))
-        for producer in sorted(hop.takes):
-            self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         for output, value in part.values.items():  # a step is over only with its version

@@ -19,11 +19,12 @@ from flowgraph.ir.graph import Graph
 from flowgraph.models import ModelDir, ensure
 from flowgraph.plan.compile import compile_graph
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.executors import Executor, InProcess, Processes, refuse_within_loop
+from flowgraph.runtime.executors import Executor, InProcess, Processes, refuse_processes, refuse_within_loop
 from flowgraph.runtime.firing import error_of
 from flowgraph.runtime.messages import Failed, Save, Saved
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.rundir import RunDir
+from flowgraph.runtime.seats import of_owner
 from flowgraph.runtime.shares import idle
 from flowgraph.runtime.transport import arenas
 from flowgraph.runtime.view import View, make_view
@@ -85,6 +86,7 @@ def run_graph(
     began = time.monotonic()
     if executor == "inproc":
         refuse_within_loop()
+        refuse_processes(plan)
     with _sigterm_as_interrupt(), arenas(plan, alone=executor == "inproc") as memory:
         run_dir = RunDir(Path(runs), plan.graph)
         run_dir.graph(resolved, plan)
@@ -132,17 +134,18 @@ def run_graph(
 
 
 def _save(plan: Plan, workers: Executor, directory: str) -> None:
-    """Have every learner write its model, each of several beside the first."""
+    """Have every learner write its model, each of several beside the first. All processes of an owner take part."""
     owners = [name for name, spec in plan.owners.items() if spec.learner is not None]
     for owner in owners:
-        workers.send(owner, Save(directory if owner == owners[0] else f"{directory}-{owner}"))
-        saved = False
-        while not saved:
-            for _, message in workers.wait(plan.run.deadline):
+        waiting = set(of_owner(plan, owner))
+        for name in waiting:
+            workers.send(name, Save(directory if owner == owners[0] else f"{directory}-{owner}"))
+        while waiting:
+            for name, message in workers.wait(plan.run.deadline):
                 # What else comes is of firings that no step waits for any more.
                 if isinstance(message, Failed) and message.id < 0:
                     raise error_of(message)
-                saved |= isinstance(message, Saved)
+                waiting -= {name} if isinstance(message, Saved) else set()
 
 
 def _check_lock(graph: Graph, models: dict[str, ModelDir]) -> None:

@@ -21,8 +21,9 @@ from flowgraph.errors import MemoryShort
 from flowgraph.limits import available
 from flowgraph.plan.held import host_bytes, shm_bytes
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.arena import Arena
+from flowgraph.runtime.arena import Arena, part_bytes
 from flowgraph.runtime.pages import Pages
+from flowgraph.runtime.seats import seats
 from flowgraph.spec.units import size_text
 
 SHM = "/dev/shm"
@@ -92,6 +93,7 @@ def arenas(plan: Plan, *, alone: bool = False) -> Iterator[Transport]:
     """
     check_memory(plan)
     sizes = {name: max(owner.arena_bytes, mmap.PAGESIZE) for name, owner in plan.owners.items()}
+    sizes |= {name: part_bytes(plan, seat.owner) for name, seat in seats(plan).items() if seat.rank}
     held: Transport = Heap(sizes) if alone else Shared.create(sizes)
     try:
         yield held
@@ -109,6 +111,7 @@ def check_memory(plan: Plan) -> None:
             f"make {SHM} larger (docker run --shm-size), or take `weights: disk`, which needs none of it",
         )
     total, beside, free = sum(o.arena_bytes for o in plan.owners.values()), host_bytes(plan), available()
+    total += sum(o.processes * part_bytes(plan, name) for name, o in plan.owners.items() if o.processes > 1)
     if total + beside <= free:
         return
     also = f" and the engines and learners {size_text(beside)}" if beside else ""

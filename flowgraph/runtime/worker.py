@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from flowgraph.errors import PromiseBroken, Rejected, RunError
+from flowgraph.learners.protocol import Critic, Learner
+from flowgraph.learners.registry import LearnerOptions
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
 from flowgraph.runtime import purity, reading, writing
@@ -27,6 +29,7 @@ from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.channel import Channel, receive_first
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.inplace import Offer
+from flowgraph.runtime.joining import Parts
 from flowgraph.runtime.messages import (
     Done,
     Failed,
@@ -34,6 +37,7 @@ from flowgraph.runtime.messages import (
     FromWorker,
     Gone,
     Interrupt,
+    Join,
     Part,
     Save,
     Saved,
@@ -45,6 +49,7 @@ from flowgraph.runtime.messages import (
     decode_to_worker,
     encode,
 )
+from flowgraph.runtime.seats import Seat
 from flowgraph.runtime.transport import Shared
 from flowgraph.spec.config import build_config, import_object
 from flowgraph.spec.hop import HopSpec, read_spec
@@ -65,12 +70,17 @@ def alone(what: Coroutine[Any, Any, None]) -> None:
 
 
 def threads_of(owner: Owner) -> int:
-    """Threads of a process: what the file says, else its share of the cores that this process may use."""
-    return owner.threads or max(1, len(os.sched_getaffinity(0)) // owner.share)
+    """Threads of a process: its part of what the file says, else of the owner's share of the cores that it may use."""
+    return max(1, (owner.threads or len(os.sched_getaffinity(0)) // owner.share) // owner.processes)
 
 
 class Worker:
-    """Runs the hops of one owner. `send` takes each reply; a concurrent hop's firings run side by side as tasks."""
+    """Runs the hops of one owner. `send` takes each reply; a concurrent hop's firings run side by side as tasks.
+
+    rank: of the owner's processes; all but the first hold the learner alone, run the hops that use it, each on its own
+    trajectories, and write no more than their part of what these give for each row
+    store: the file by which these processes find each other
+    """
 
     def __init__(
         self,
@@ -80,13 +90,19 @@ class Worker:
         arenas: Mapping[str, Arena],
         send: Callable[[FromWorker], None],
         logs: str = "",
+        rank: int = 0,
+        store: str = "",
     ) -> None:
-        self.logs = logs
+        self.logs, self.rank, self.store = logs, rank, store
         self.plan, self.owner, self.models, self.send = plan, plan.owners[owner], models, send
         self.views = {name: arena.view for name, arena in arenas.items()}
-        self.desk = Desk(arenas[owner], areas(plan)[owner], threads=threads_of(self.owner))
+        threads = threads_of(self.owner)
+        self.desk = Desk(arenas[owner], areas(plan)[owner], threads=threads)
+        several = self.owner.processes > 1
+        self.parts = Parts(plan, self.owner, rank, arenas, self.desk) if several else None
         # Folds are the driver's own: it binds and fires them itself.
-        self.hops = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
+        mine = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
+        self.hops = {n: hop for n, hop in mine.items() if rank == 0 or plan.processes(hop) > 1}
         self.calls: dict[str, Callable[..., Any]] = {}
         self.functions: dict[str, Callable[..., Any]] = {}  # as they are written, without what is bound
         self.resources: dict[str, Any] = {}
@@ -97,7 +113,7 @@ class Worker:
         """Load engine, learner and tokenizer, and bind every hop's configuration; then say Started."""
         began = time.monotonic()
         owner = self.owner
-        if owner.engine is not None:
+        if owner.engine is not None and self.rank == 0:
             from flowgraph.engines.registry import start_engine
 
             self.resources["engine"] = await start_engine(
@@ -110,11 +126,7 @@ class Worker:
                 patience=0.9 * self.plan.run.deadline,  # it says why, before the driver gives up
             )
         if owner.learner is not None:
-            from flowgraph.learners.registry import create_learner
-
-            self.resources["learner"] = create_learner(
-                owner.learner, self.models[owner.learner.model], threads=threads_of(owner)
-            )
+            self.resources["learner"] = self._learner(owner, owner.learner)
         if owner.tokenizer is not None:
             from flowgraph.models import Tokenizer
 
@@ -124,6 +136,14 @@ class Worker:
             self.functions[name] = spec.function
             self.calls[name] = functools.partial(spec.function, **fixed)
         self.send(Started(owner.name, time.monotonic() - began))
+
+    def _learner(self, owner: Owner, options: LearnerOptions) -> Learner | Critic:
+        from flowgraph.learners.ranks import Ranks
+        from flowgraph.learners.registry import create_learner
+
+        deadline = 0.9 * self.plan.run.deadline  # it says who is missing, before the driver gives up
+        ranks = Ranks(self.rank, owner.processes, store=self.store, deadline=deadline)
+        return create_learner(options, self.models[options.model], threads=threads_of(owner), ranks=ranks)
 
     def handle(self, message: ToWorker) -> None:
         """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""
@@ -138,6 +158,12 @@ class Worker:
                 task.add_done_callback(functools.partial(self._ended, message.id))
             else:
                 self._fire(hop, message)
+        elif isinstance(message, Join):
+            assert self.parts is not None, "only a part is joined"
+            try:
+                self.send(Done(message.id, [self.parts.join(self.hops[message.hop], message)]))
+            except Exception as error:
+                self.send(failed(message.id, f"joining what hop {message.hop} gave", error))
         elif isinstance(message, Interrupt):
             if message.id in self.tasks:
                 self.interrupted.add(message.id)
@@ -159,7 +185,7 @@ class Worker:
 
     def _fire(self, head: Hop, fire: Fire) -> None:
         """Run a hop, and those of its group after it."""
-        reader = reading.Reader(self.plan, self.views)
+        reader = reading.Reader(self.plan, self.views, fire.share)
         handed: dict[str, Any] = {}
         leaves = fire.leaves
         parts: list[Part] = []
@@ -169,7 +195,7 @@ class Worker:
                 hop = self.hops[name]
                 read = reader.inputs(hop, fire.blocks, leaves, handed)
                 call, values = self.calls[name], {**read.values, **fire.values}
-                with Offer(self.desk, hop, self.functions[hop.name]) as offer:
+                with self._offer(hop, fire) as offer:
                     if self._verifies(hop):
                         result = purity.call(f"hop {name}", call, values, hop.resources)
                     else:
@@ -190,9 +216,9 @@ class Worker:
     async def _fire_async(self, hop: Hop, fire: Fire) -> None:
         try:
             began = time.monotonic()
-            read = reading.Reader(self.plan, self.views).inputs(hop, fire.blocks, fire.leaves, {})
+            read = reading.Reader(self.plan, self.views, fire.share).inputs(hop, fire.blocks, fire.leaves, {})
             call, values = self.calls[hop.name], {**read.values, **fire.values}
-            with Offer(self.desk, hop, self.functions[hop.name]) as offer:
+            with self._offer(hop, fire) as offer:
                 if self._verifies(hop):
                     result = await purity.call_async(f"hop {hop.name}", call, values, hop.resources)
                 else:
@@ -216,6 +242,10 @@ class Worker:
             return Gone(fire.id, error.reason)
         return failed(fire.id, f"hop {hop.name}, which works on no trajectory", error)
 
+    def _offer(self, hop: Hop, fire: Fire) -> Offer:
+        """A place for the hop to write into, where what it gives is the whole of a block."""
+        return Offer(self.desk if fire.share is None else None, hop, self.functions[hop.name])
+
     def _verifies(self, hop: Hop) -> bool:
         return self.plan.verify and hop.kind == "hop"
 
@@ -229,8 +259,12 @@ class Worker:
         try:
             if self.plan.verify:
                 writing.verify(hop, outputs, read)
-            given = offer.accept(writing.checked(hop, hop.checked, outputs, read.sizes))
-            stored = self.desk.store(hop, outputs, given, omit, read, offer.offset)
+            given = writing.checked(hop, hop.checked, outputs, read.sizes)
+            if fire.share is not None and self.parts is not None:
+                stored = self.parts.store(hop, fire.share, outputs, given, omit, read)
+            else:
+                given = offer.accept(given)
+                stored = self.desk.store(hop, outputs, given, omit, read, offer.offset)
             if hop.group:
                 handed |= writing.hand_on(hop, given)
         except PromiseBroken as error:
@@ -320,6 +354,7 @@ async def _serve(channel: Channel, first: bytes) -> None:
     over: asyncio.Future[None] = loop.create_future()
     setup = decode_to_worker(first)
     assert isinstance(setup, Setup), "the first message is Setup"
+    seat = Seat(setup.owner, setup.rank)
 
     def send(message: FromWorker) -> None:
         channel.put(encode(message))
@@ -340,11 +375,11 @@ async def _serve(channel: Channel, first: bytes) -> None:
     worker = None
     try:
         plan = from_json(setup.plan)
-        arenas = Shared(setup.arenas).open(setup.owner, setup.arenas)
-        worker = Worker(plan, setup.owner, setup.models, arenas, send, setup.logs)
+        arenas = Shared(setup.arenas).open(seat.name, setup.arenas)
+        worker = Worker(plan, setup.owner, setup.models, arenas, send, setup.logs, setup.rank, setup.store)
         await worker.start()
     except Exception as error:
-        send(failed(-1, f"owner {setup.owner} could not start", error))
+        send(failed(-1, f"{seat.said} could not start", error))
 
     def arrived() -> None:
         frames, is_open = channel.receive()

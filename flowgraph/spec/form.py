@@ -6,7 +6,7 @@ A field's name in the file is its `encode_name`; the docstrings and descriptions
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
@@ -26,7 +26,10 @@ Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Written = Annotated[str, Meta(pattern=f"^ *{AMOUNT} *$", examples=["64 KB/step", "2 GB"])] | Bytes
 
 
-RANKS = "By which dims several processes share its work, and among how many; priced, not run."
+PROCESSES = (
+    "Of a learner: among how many its trajectories are shared out; the same as ranks: {trajectory: n}."
+)
+RANKS = "By which dims several processes share its work, and among how many; by others than trajectory only priced."
 
 
 class InputForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,10 +52,13 @@ class HopForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OwnerForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One process, and the engine or learner that it alone holds."""
+    """One process, and the engine or learner that it alone holds; or several, that share a learner's work."""
 
-    processes: Literal[1] = 1
-    threads: Annotated[Positive, Meta(description="Default: the cores, shared out.")] | UnsetType = UNSET
+    processes: Annotated[Positive, Meta(description=PROCESSES)] = 1
+    threads: (
+        Annotated[Positive, Meta(description="Of all its processes; default: the cores, shared out.")]
+        | UnsetType
+    ) = UNSET
     ranks: Annotated[dict[str, Positive], Meta(description=RANKS)] | UnsetType = UNSET
     engine: EngineOptions | UnsetType = UNSET
     learner: LearnerOptions | UnsetType = UNSET

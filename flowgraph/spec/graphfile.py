@@ -202,11 +202,28 @@ def _owner(reader: Reader, name: str, node: Located, place: Place) -> OwnerDecl:
     for axis, value in axes.items():
         out.ranks[axis] = reader.convert(value, Positive, f"{what}.ranks.{axis}", 1)
         out.rank_places[axis] = keys["ranks"].keys[axis]
-    if "processes" in keys and reader.convert(keys["processes"], int, f"{what}.processes", 1) != 1:
-        message = f"owner {name} asks for {keys['processes'].plain()} processes"
-        help = "write processes: 1; an owner is one process"
-        reader.error("FG106", keys["processes"].place, message, help)
+    if "processes" in keys:
+        _processes(reader, out, keys["processes"], keys["processes"].place, alone=not axes)
     return out
+
+
+def _processes(reader: Reader, out: OwnerDecl, node: Located, place: Place, *, alone: bool) -> None:
+    """`processes: n` of a learner is short for `ranks: {trajectory: n}`. alone: there are no ranks beside it"""
+    what = f"owners.{out.name}.processes"
+    count = reader.convert(node, Positive, what, 1)
+    if count == 1:
+        return
+    if not alone:
+        help = f"write ranks: alone, of which processes: {count} is short for ranks: {{trajectory: {count}}}"
+        reader.error("FG106", place, f"{what} says again what ranks: of {out.name} say", help)
+    elif out.learner is None and "learner" not in out.partial:
+        message = (
+            f"owner {out.name} asks for {count} processes, and has no learner whose work they could share"
+        )
+        help = "write processes: 1, or give it a learner:; an engine has processes of its own under engine:"
+        reader.error("FG106", place, message, help)
+    else:
+        out.ranks, out.rank_places = {"trajectory": count}, {"trajectory": place}
 
 
 def _hop(reader: Reader, name: str, node: Located, place: Place, hops: Collection[str]) -> HopDecl:

@@ -19,9 +19,9 @@ from flowgraph import Dim, Dropped, Event, Latest, Row, Rows, Run, fold
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.lower import lower
 from flowgraph.plan.plan import Plan
-from flowgraph.runtime.executors import worker_owners
 from flowgraph.runtime.messages import Fire, FromWorker, ToWorker
 from flowgraph.runtime.ring import Ring
+from flowgraph.runtime.seats import seats
 from flowgraph.runtime.transport import Transport, arenas
 from flowgraph.runtime.worker import Worker
 from hops.dispatch import Dispatched, InFlight, _room, watermark
@@ -71,7 +71,7 @@ class Simulated:
         self.count = itertools.count()
 
     def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
-        for owner in worker_owners(plan):
+        for owner in seats(plan):
             held = memory.open(owner, plan.owners)
             worker = GeneratedWorker(plan, owner, models, held, functools.partial(self._reply, owner))
             self.loop.run_until_complete(worker.start())

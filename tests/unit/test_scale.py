@@ -188,8 +188,15 @@ def test_a_rank_reads_the_slice_of_the_axes_that_split_a_column() -> None:
         (),
         weights.mean,
     )  # read by the engine, whole
-    plain = {(s.source, s.reader): s for s in flowgraph.audit(GRAPHS / "quickstart.yaml").seams}
-    assert {k: s.mean for k, s in seams.items()} == {k: s.mean for k, s in plain.items()}
+    tokens = next(f for f in seams["batch", "train"].fields if f.port == "tokens")
+    assert (tokens.ranks, tokens.split, tokens.slice_bytes) == (4, (("trajectory", 4),), tokens.mean / 4)
+    assert {f.ranks for f in seams["batch", "reward"].fields} == {1}, "only what uses the learner is shared"
+    plain = {
+        (s.source, s.reader): s for s in flowgraph.audit(GRAPHS / "quickstart.yaml", no_pass=["fuse"]).seams
+    }
+    assert {k: s.mean for k, s in seams.items() if k[1] == "train"} == {
+        k: s.mean for k, s in plain.items() if k[1] == "train"
+    }
 
 
 @effect(uses=Learner, owner="trainer", lifetime="version", described="a trainer elsewhere")
@@ -213,7 +220,7 @@ def test_what_is_only_described_or_split_among_ranks_does_not_run(tmp_path: Path
     assert {" ".join(d.message.split(" ")[:5]) for d in error.value.diagnostics} == {
         "the model of owner rollout,",
         "the model of owner trainer,",
-        "owner trainer has 1,024 ranks,",
+        "owner trainer splits its work",
         f"hop train ({use}) only describes",
     }
     assert not (tmp_path / "runs").exists()

@@ -140,7 +140,7 @@ def test_the_reader_takes_every_key_of_the_full_file_and_offers_those_of_the_sch
         {"graph": 3},
         {"dims": {"group": 0}},
         {"dims": {"prompt": {"mean": 3}}},
-        {"owners": {"rollout": {"processes": 2}}},
+        {"owners": {"rollout": {"processes": 0}}},
         {"owners": {"rollout": {"engine": {"use": "nothing", "model": "m"}}}},
         {"hops": {"a": {}}},
         {"hops": {"a": {"use": "x.y", "in": {"p": {"delay": 1}}}}},

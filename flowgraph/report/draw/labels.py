@@ -54,13 +54,20 @@ class EdgeText(msgspec.Struct, frozen=True):
 
 
 def node_text(plan: Plan, hop: Hop) -> NodeText:
-    lines = [f"{hop.owner} · {held_by(plan, hop.owner)}", rows_text(plan, hop)]
+    on = f" ×{n}" if (n := plan.processes(hop)) > 1 else ""  # processes that it fires on at once
+    lines = [f"{hop.owner} · {_resource(plan, hop.owner)}{on}", rows_text(plan, hop)]
     lines += _kept(hop) if hop.kind == "fold" else []
     return NodeText(hop.name, tuple(lines), hop.owner, _node_tooltip(hop))
 
 
 def held_by(plan: Plan, name: str) -> str:
-    """What an owner holds: an engine, a learner, or nothing but its cores."""
+    """What an owner holds, an engine, a learner, or nothing but its cores; and in how many processes, if in several."""
+    owner = plan.owners.get(name)
+    several = f", {owner.processes} processes" if owner and owner.processes > 1 else ""
+    return _resource(plan, name) + several
+
+
+def _resource(plan: Plan, name: str) -> str:
     owner = plan.owners.get(name)
     return "engine" if owner and owner.engine else "learner" if owner and owner.learner else "cpu"
 

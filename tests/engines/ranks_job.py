@@ -22,14 +22,16 @@ from learner_rows import LOSS, make_rows, reorder, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
-from flowgraph.learners.protocol import Rows, TokenLoss
+from flowgraph.learners.protocol import Losses, Rows, TokenLoss, Tokens, token_loss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
 from flowgraph.learners.value import ValueLearner
-from hops.value import squared_error
 
-VALUE = squared_error(clip=None)
+
+@token_loss(values=True)
+def value_loss(tokens: Tokens) -> Losses:
+    return Losses((tokens.values - tokens.fields["advantages"]) ** 2)
 
 
 class Found(NamedTuple):
@@ -70,12 +72,11 @@ def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
     if "lora" in options:
         options["lora"] = LoraOptions(**options["lora"])
     first = sum(shares[: ranks.rank])
-    rows.fields["returns"] = rows.fields["advantages"]  # type: ignore[index]
     order = list(range(first, first + shares[ranks.rank]))
     mine = rows if ranks.of == 1 else reorder(rows, order)
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
     critic = options.pop("critic", False)
-    kind, loss = (ValueLearner, VALUE) if critic else (TorchLearner, LOSS)
+    kind, loss = (ValueLearner, value_loss) if critic else (TorchLearner, LOSS)
     learner = kind(model, ranks=ranks, **defaults | options)
     logprobs = learner.values(mine) if isinstance(learner, ValueLearner) else learner.logprobs(mine)
     gradient = {} if options.get("frozen") else accumulated(learner, mine, loss)

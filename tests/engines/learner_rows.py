@@ -79,7 +79,7 @@ def our_gradient(learner: TorchLearner, rows: Rows, loss: Any = LOSS) -> tuple[f
     optimizer, found = learner._optimizer, {}
 
     def no_step(divisor: float) -> tuple[float, float]:
-        names = [name for name, _ in learner._model.named_parameters()]
+        names = [name for name, p in learner._model.named_parameters() if p.requires_grad]
         found.update(zip(names, [g.float() / divisor for g in optimizer._gradients()], strict=True))
         optimizer.drop()
         return 0.0, 0.0

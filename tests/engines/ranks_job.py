@@ -22,22 +22,20 @@ from learner_rows import LOSS, make_rows, reorder, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
-from flowgraph.learners.protocol import Losses, Rows, Tokens, token_loss
+from flowgraph.learners.protocol import Rows, TokenLoss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
 from flowgraph.learners.value import ValueLearner
+from hops.value import squared_error
 
-
-@token_loss(values=True)
-def value_loss(tokens: Tokens) -> Losses:
-    return Losses((tokens.values - tokens.fields["advantages"]) ** 2)
+VALUE = squared_error(clip=None)
 
 
 class Found(NamedTuple):
     """gradient: of the undivided sum; updates: the change of the weights by `steps` steps; all on the first rank.
 
-    logprobs: of a critic its values
+    logprobs: of all ranks; of a critic its values
     """
 
     gradient: dict[str, torch.Tensor]
@@ -63,34 +61,32 @@ def batch(name: str, vocabulary: int = 256) -> tuple[Rows, list[int]]:
 
 
 def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
-    """case: rows (of `batch`), steps, head, and the learner's options."""
+    """case: rows (of `batch`), steps, where to save, whether it is a critic, and the learner's options."""
     options = dict(case)
     rows, shares = batch(options.pop("rows"))
     steps, save = options.pop("steps", 0), options.pop("save", None)
     if "lora" in options:
         options["lora"] = LoraOptions(**options["lora"])
     first = sum(shares[: ranks.rank])
+    rows.fields["returns"] = rows.fields["advantages"]  # type: ignore[index]
     mine = rows if ranks.of == 1 else reorder(rows, list(range(first, first + shares[ranks.rank])))
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
-    learner: TorchLearner
-    if options.pop("head", None) == "value":
-        learner, loss = ValueLearner(model, ranks=ranks, **defaults | options), value_loss
-        logprobs = learner.values(mine)
-    else:
-        learner, loss = TorchLearner(model, ranks=ranks, **defaults | options), LOSS
-        logprobs = learner.logprobs(mine)
+    critic = options.pop("critic", False)
+    kind, loss = (ValueLearner, VALUE) if critic else (TorchLearner, LOSS)
+    learner = kind(model, ranks=ranks, **defaults | options)
+    logprobs = learner.values(mine) if isinstance(learner, ValueLearner) else learner.logprobs(mine)
     gradient = {} if options.get("frozen") else accumulated(learner, mine, loss)
     before = {name: tensor.clone() for name, tensor in learner.weights().items()}
     metrics = [learner.step(mine, loss) for _ in range(steps)]
     weights = learner.weights()
     if save is not None:
         learner.save(save)
-    updates = {name: tensor - before[name] for name, tensor in weights.items()}
-    kept = {name: tensor.clone() for name, tensor in weights.items()}
+    updates = {name: before[name].neg_().add_(tensor) for name, tensor in weights.items()}
+    kept = {name: tensor.clone() for name, tensor in weights.items()} if save is not None else {}
     return Found(gradient, metrics, updates, kept, np.concatenate(ranks.gather(logprobs)))
 
 
-def accumulated(learner: TorchLearner, rows: Rows, loss: Any) -> dict[str, torch.Tensor]:
+def accumulated(learner: TorchLearner, rows: Rows, loss: TokenLoss) -> dict[str, torch.Tensor]:
     """The sum over all ranks, whole, before anything is divided."""
     learner.accumulate(rows, loss)
     named = [(name, p) for name, p in learner._model.named_parameters() if p.requires_grad]
@@ -134,7 +130,7 @@ def main() -> None:
         if ranks.first:
             torch.save(found._asdict(), Path(told["out"], f"{name}.pt"))
         else:
-            assert found.weights == {}
+            assert found.updates == {}
     if "end" in told:
         text = end(told["end"], told["model"], ranks)
         Path(told["out"], f"end-{rank}.txt").write_text(text)

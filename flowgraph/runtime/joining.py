@@ -68,5 +68,4 @@ class Parts:
             target = np.frombuffer(view, stored.dtype, stored.size, offset + where[name].start)
             copies.append(Copy(target.reshape(stored.shape), stored))
         copy(copies, self.desk.threads)
-        wrote = tuple(where[column.name].nbytes for column in hop.written)
-        return Part(hop.name, offset, nbytes, sizes, {}, {}, (), wrote, 0, time.monotonic() - began)
+        return Part(offset, nbytes, sizes, {}, {}, (), 0, time.monotonic() - began, placed=0, joined=0)

@@ -16,13 +16,13 @@ from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
-from flowgraph.runtime.desk import Desk, block_bytes
+from flowgraph.runtime.desk import Desk, block_bytes, column_bytes
 from flowgraph.runtime.executors import Executor
-from flowgraph.runtime.firing import Firing, error_of, joined, joins, said_of, who, with_row
+from flowgraph.runtime.firing import Firing, error_of, joins, said_of, who, with_row, with_whole
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.leases import regions
-from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
+from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part, picked
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Kept, Record, Table
 from flowgraph.runtime.seats import Seat, seats
@@ -158,7 +158,8 @@ class Ring(Flow):
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
                 self.meter.lengths(fold.hop, producer, read)
-            self.meter.count(fold.hop, inputs.nbytes, {}, reading.met_driver(fold.hop, inputs.homes))
+            met = reading.met_driver(fold.hop, inputs.homes)
+            self.meter.count_read(fold.hop, inputs.nbytes, inputs.nbytes, met)
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
@@ -171,7 +172,7 @@ class Ring(Flow):
             # Where no column has a place too: its sizes are what folds see of the row.
             given = writing.checked(hop, hop.checked, fields)
             stored = self._desk().store(hop, fields, given)
-            self.meter.count(hop, {}, stored.wrote, 0)
+            self.meter.count_written(hop, stored.wrote)
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in record.row.parents]
             member = member_of(error, self.plan, hop, fields, leaves)
@@ -270,16 +271,17 @@ class Ring(Flow):
             else:
                 self.park(firing.record, hop)
             return
+        names = hop.group or (hop.name,)
         for rank, fire in enumerate(firing.fires):
-            for part in firing.parts[rank]:
-                self._measure(fire, part, rank)
-        for part in firing.parts[0]:
-            self._took(firing, part)
+            for name, part in zip(names, firing.parts[rank], strict=True):
+                self._measure(self.plan.hops[name], fire, part, rank)
+        for name, part in zip(names, firing.parts[0], strict=True):
+            self._took(self.plan.hops[name], firing, part)
 
     def _whole(self, firing: Firing, rank: int, parts: list[Part]) -> bool:
         """Whether all processes have answered, and what they gave for each row is one block, made by the first."""
         if firing.joining:
-            firing.parts = joined(firing.parts, parts)
+            firing.parts = with_whole(firing.parts, parts)
             return True
         firing.parts = {**firing.parts, rank: parts}
         hop = self.plan.hops[firing.hop]
@@ -300,19 +302,19 @@ class Ring(Flow):
             return who(firing, member)
         return f" on {self.seats[name].said}" + who(firing, share.members[member] if member >= 0 else -1)
 
-    def _measure(self, fire: Fire, part: Part, rank: int) -> None:
-        """What one hop read and wrote in one process. Blocks of the step are the same for all: those of the first."""
-        hop = self.plan.hops[part.hop]
-        read = {r.port: n for r, n in zip(hop.reads, part.read, strict=True)}
-        wrote = {c.name: n for c, n in zip(hop.written, part.wrote, strict=True)}
-        self.meter.count(hop, read, wrote, part.driver)
+    def _measure(self, hop: Hop, fire: Fire, part: Part, rank: int) -> None:
+        """What a hop read and wrote in one process. What is one for all, blocks of the step too, is the first's."""
+        read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
+        self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
         for producer in sorted(hop.takes):
             if rank == 0 or self.plan.hops[producer].rows != "step":
                 self.meter.lengths(hop, producer, fire.blocks[producer])
+        if rank == 0:
+            wrote = column_bytes(hop, part.sizes)
+            self.meter.count_written(hop, wrote, picked(wrote, part.placed))
 
-    def _took(self, firing: Firing, part: Part) -> None:
-        """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
-        hop = self.plan.hops[part.hop]
+    def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
+        """What one hop of a firing gave: its block, its numbers, and the values that others watch."""
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         for output, value in part.values.items():  # a step is over only with its version
@@ -331,5 +333,5 @@ class Ring(Flow):
         start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
-        self.meter.driver_bytes += sum(part.wrote)
+        self.meter.count_relayed(hop, column_bytes(hop, part.sizes))
         return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

@@ -57,12 +57,11 @@ def joins(hop: Hop, firing: Firing) -> Join | None:
     return Join(firing.fires[0].id, hop.name, shares, [Block(part.offset, part.sizes) for part in made])
 
 
-def joined(parts: Mapping[int, list[Part]], whole: list[Part]) -> dict[int, list[Part]]:
+def with_whole(parts: Mapping[int, list[Part]], whole: list[Part]) -> dict[int, list[Part]]:
     """The same answers, with the whole block as what the first has written."""
     ((first,), (block,)) = parts[0], whole
     of_block = {name: getattr(block, name) for name in ("offset", "nbytes", "sizes")}
-    made = msgspec.structs.replace(first, seconds=first.seconds + block.seconds, **of_block)
-    return {**parts, 0: [made]}
+    return {**parts, 0: [msgspec.structs.replace(first, seconds=first.seconds + block.seconds, **of_block)]}
 
 
 def who(firing: Firing, member: int = -1) -> str:

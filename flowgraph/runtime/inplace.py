@@ -31,13 +31,13 @@ class Offer:
     """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. When that raises, the block is free
     again as soon as nothing holds memory of it: a thread that the hop left behind may still write there.
 
-    desk: whose block that is, None where there is none to give
+    whole: whether the hop gives all of a block; where it gives a part of one, it gets no place
     offset: of that block, -1 while there is none; shapes: that were asked for; arrays: those in the block
     written: names of the outputs that lie there, and are not copied
     """
 
-    def __init__(self, desk: Desk | None, hop: Hop, function: Callable[..., Any]) -> None:
-        self.desk, self.hop, self.function = desk, hop, function
+    def __init__(self, desk: Desk, hop: Hop, function: Callable[..., Any], *, whole: bool = True) -> None:
+        self.desk, self.hop, self.function, self.whole = desk, hop, function, whole
         self.offset = -1
         self.shapes: Mapping[str, Shape] = {}
         self.arrays: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class Offer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         offered.reset(self.token)
-        if kind is not None and self.desk is not None and self.offset >= 0:
+        if kind is not None and self.offset >= 0:
             self.desk.free_once_let_go(self.hop.name, self.offset, self.block)
             self.offset = -1
             del self.block, self.arrays
@@ -60,12 +60,7 @@ class Offer:
         """Arrays of these shapes in the block, at least as wide; none for another hop's, the second time, or in another
         thread: blocks are taken and freed by one thread.
         """
-        if (
-            self.desk is None
-            or self.shapes
-            or of is not self.function
-            or threading.get_ident() != self.thread
-        ):
+        if self.shapes or of is not self.function or threading.get_ident() != self.thread or not self.whole:
             return {}
         self.shapes = shapes
         places = places_of(self.hop, shapes, dtypes)
@@ -106,12 +101,7 @@ class Offer:
 
     def _was_given_before(self, value: Any) -> bool:
         """In the owner's own memory, outside the block, and no input: those can't be written."""
-        if (
-            self.desk is None
-            or not isinstance(value, np.ndarray)
-            or not value.size
-            or not value.flags.writeable
-        ):
+        if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
             return False
         offset = address(value) - self.desk.base
         return 0 <= offset < len(self.desk.arena.view) and (self.offset < 0 or not self._within(value))
@@ -121,8 +111,7 @@ class Offer:
 
     def give_back(self) -> None:
         """The hop has returned, so that what it was given is no longer its own."""
-        if self.desk is not None:
-            self.desk.free({self.hop.name: (self.offset,)})
+        self.desk.free({self.hop.name: (self.offset,)})
         self.offset = -1
 
 

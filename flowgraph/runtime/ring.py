@@ -18,7 +18,7 @@ from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.desk import Desk, block_bytes, column_bytes
 from flowgraph.runtime.executors import Executor
-from flowgraph.runtime.firing import Firing, error_of, joined, joins, said_of, who, with_row
+from flowgraph.runtime.firing import Firing, error_of, joins, said_of, who, with_row, with_whole
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.leases import regions
@@ -271,17 +271,17 @@ class Ring(Flow):
             else:
                 self.park(firing.record, hop)
             return
-        group = [self.plan.hops[name] for name in hop.group or (hop.name,)]
+        names = hop.group or (hop.name,)
         for rank, fire in enumerate(firing.fires):
-            for one, part in zip(group, firing.parts[rank], strict=True):
-                self._measure(one, fire, part, rank)
-        for one, part in zip(group, firing.parts[0], strict=True):
-            self._took(one, firing, part)
+            for name, part in zip(names, firing.parts[rank], strict=True):
+                self._measure(self.plan.hops[name], fire, part, rank)
+        for name, part in zip(names, firing.parts[0], strict=True):
+            self._took(self.plan.hops[name], firing, part)
 
     def _whole(self, firing: Firing, rank: int, parts: list[Part]) -> bool:
         """Whether all processes have answered, and what they gave for each row is one block, made by the first."""
         if firing.joining:
-            firing.parts = joined(firing.parts, parts)
+            firing.parts = with_whole(firing.parts, parts)
             return True
         firing.parts = {**firing.parts, rank: parts}
         hop = self.plan.hops[firing.hop]
@@ -303,20 +303,18 @@ class Ring(Flow):
         return f" on {self.seats[name].said}" + who(firing, share.members[member] if member >= 0 else -1)
 
     def _measure(self, hop: Hop, fire: Fire, part: Part, rank: int) -> None:
-        """What a hop read in one process, and what was written, all of it by the first. Blocks of the step are the same
-        for all: those of the first.
-        """
+        """What a hop read and wrote in one process. What is one for all, blocks of the step too, is the first's."""
         read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
         self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
-        if rank == 0:
-            wrote = column_bytes(hop, part.sizes)
-            self.meter.count_written(hop, wrote, picked(wrote, part.placed))
         for producer in sorted(hop.takes):
             if rank == 0 or self.plan.hops[producer].rows != "step":
                 self.meter.lengths(hop, producer, fire.blocks[producer])
+        if rank == 0:
+            wrote = column_bytes(hop, part.sizes)
+            self.meter.count_written(hop, wrote, picked(wrote, part.placed))
 
     def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
-        """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
+        """What one hop of a firing gave: its block, its numbers, and the values that others watch."""
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
         scalars = {f"{hop.name}.{key}": value for key, value in named.items()}
         for output, value in part.values.items():  # a step is over only with its version

@@ -244,7 +244,7 @@ class Worker:
 
     def _offer(self, hop: Hop, fire: Fire) -> Offer:
         """A place for the hop to write into, where what it gives is the whole of a block."""
-        return Offer(self.desk if fire.share is None else None, hop, self.functions[hop.name])
+        return Offer(self.desk, hop, self.functions[hop.name], whole=fire.share is None)
 
     def _verifies(self, hop: Hop) -> bool:
         return self.plan.verify and hop.kind == "hop"

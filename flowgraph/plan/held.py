@@ -19,6 +19,7 @@ from flowgraph.spec.types import dtype_of
 HeldKind = Literal[
     "engine weights",
     "staged weights",
+    "weights in /dev/shm",
     "KV cache",
     "cached prefixes",
     "recorded choices",
@@ -57,6 +58,12 @@ def host_bytes(plan: Plan) -> int:
     return sum(one.nbytes or 0 for o in plan.owners.values() for one in held(plan, o) if not _on_gpu(o, one))
 
 
+def shm_bytes(plan: Plan) -> int:
+    """Of these, what lies in files of /dev/shm, which may be smaller than memory is."""
+    owners = plan.owners.values()
+    return sum(one.nbytes or 0 for o in owners for one in held(plan, o) if one.kind == "weights in /dev/shm")
+
+
 def _on_gpu(owner: Owner, one: Held) -> bool:
     return (
         isinstance(owner.engine, SglangOptions)
@@ -84,6 +91,8 @@ def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldK
         ranks = launched(options) * options.tp if isinstance(options, SglangOptions) else 0
         own = ranks if push(options) == "delta" else 0  # each rank keeps the set that a delta is from
         yield "staged weights", (1 + own) * model.parameters * size
+    if push(options) == "tensor":
+        yield "weights in /dev/shm", model.parameters * size
     if copies:
         yield "KV cache", copies * tokens * _column(model, size)
     if copies and not isinstance(options, SglangOptions):  # SGLang keeps prefixes in the cache itself

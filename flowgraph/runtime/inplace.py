@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowgraph.errors import PayloadError
 from flowgraph.plan.copies import placed
 from flowgraph.plan.layout import spans
 from flowgraph.plan.plan import Hop
-from flowgraph.runtime.copying import is_at
+from flowgraph.runtime.copying import address, is_at
 from flowgraph.runtime.desk import Desk
 from flowgraph.runtime.writing import Checked
 from flowgraph.spec.outputs import Dtypes, Shape, offered
@@ -26,7 +28,8 @@ class Places(NamedTuple):
 
 
 class Offer:
-    """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. It is free again when that raises.
+    """Of one firing of a hop, within which `flowgraph.outputs` asks for a block. When that raises, the block is free
+    again as soon as nothing holds memory of it: a thread that the hop left behind may still write there.
 
     offset: of that block, -1 while there is none; shapes: that were asked for; arrays: those in the block
     written: names of the outputs that lie there, and are not copied
@@ -40,19 +43,23 @@ class Offer:
         self.written: tuple[str, ...] = ()
 
     def __enter__(self) -> Offer:
-        self.token = offered.set(self)
+        self.token, self.thread = offered.set(self), threading.get_ident()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         offered.reset(self.token)
-        if kind is not None:
-            self.give_back()
+        if kind is not None and self.offset >= 0:
+            self.desk.free_once_let_go(self.hop.name, self.offset, self.block)
+            self.offset = -1
+            del self.block, self.arrays
 
     def __call__(
         self, of: Callable[..., Any], shapes: Mapping[str, Shape], dtypes: Dtypes
     ) -> Mapping[str, Any]:
-        """Arrays of these shapes in the block, at least as wide; none for another hop's, or the second time."""
-        if self.shapes or of is not self.function:
+        """Arrays of these shapes in the block, at least as wide; none for another hop's, the second time, or in another
+        thread: blocks are taken and freed by one thread.
+        """
+        if self.shapes or of is not self.function or threading.get_ident() != self.thread:
             return {}
         self.shapes = shapes
         places = places_of(self.hop, shapes, dtypes)
@@ -62,12 +69,20 @@ class Offer:
         self.offset = self.desk.take(self.hop.name, places.nbytes)
         self.block = np.frombuffer(view, np.uint8, places.nbytes, self.offset)
         for name, start in places.starts.items():
-            dtype, count = dtype_of(self.hop.column(name).stored), math.prod(shapes[name])
-            self.arrays[name] = np.frombuffer(view, dtype, count, self.offset + start).reshape(shapes[name])
+            dtype = dtype_of(self.hop.column(name).stored)
+            bytes = self.block[start : start + math.prod(shapes[name]) * dtype.itemsize]
+            self.arrays[name] = bytes.view(dtype).reshape(shapes[name])  # it holds self.block
         return self.arrays
 
     def accept(self, given: Checked) -> Checked:
-        """What the hop gave, if it can be written into the block; else the same in memory of its own, and no block."""
+        """What the hop gave, if it can be written into the block; else the same in memory of its own, and no block.
+
+        Raises PayloadError for an array that an earlier firing was given: its memory may be another row's by now.
+        """
+        for name, value in given.raw.items():
+            if self._was_given_before(value):
+                text = f"hop {self.hop.name}: {name} lies in memory of `outputs` that an earlier firing was given"
+                raise PayloadError(text, "keep a copy of what is returned again: array.copy()")
         if self.offset < 0:
             return given
         if all(self._stands(name, value) for name, value in given.raw.items()):
@@ -83,12 +98,19 @@ class Offer:
             return False
         return not self._within(value) or (name in self.arrays and is_at(value, self.arrays[name]))
 
+    def _was_given_before(self, value: Any) -> bool:
+        """In the owner's own memory, outside the block, and no input: those can't be written."""
+        if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
+            return False
+        offset = address(value) - self.desk.base
+        return 0 <= offset < len(self.desk.arena.view) and (self.offset < 0 or not self._within(value))
+
     def _within(self, value: Any) -> bool:
         return isinstance(value, np.ndarray) and np.may_share_memory(value, self.block)
 
     def give_back(self) -> None:
-        if self.offset >= 0:
-            self.desk.free({self.hop.name: (self.offset,)})
+        """The hop has returned, so that what it was given is no longer its own."""
+        self.desk.free({self.hop.name: (self.offset,)})
         self.offset = -1
 
 

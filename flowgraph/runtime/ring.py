@@ -15,7 +15,7 @@ from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
-from flowgraph.runtime.desk import Desk, block_bytes
+from flowgraph.runtime.desk import Desk, block_bytes, column_bytes
 from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
@@ -244,14 +244,13 @@ class Ring(Flow):
             else:
                 self.park(firing.record, hop)
             return
-        for part in message.parts:
-            self._took(firing, part)
+        for name, part in zip(hop.group or (hop.name,), message.parts, strict=True):
+            self._took(self.plan.hops[name], firing, part)
 
-    def _took(self, firing: Firing, part: Part) -> None:
+    def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
-        hop = self.plan.hops[part.hop]
         read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
-        wrote = {column.name: n for column, n in zip(hop.written, part.wrote, strict=True)}
+        wrote = column_bytes(hop, part.sizes)
         self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
         self.meter.count_written(hop, wrote, picked(wrote, part.placed))
         for producer in sorted(hop.takes):
@@ -274,5 +273,5 @@ class Ring(Flow):
         start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
-        self.meter.count_relayed(hop, dict(zip((c.name for c in hop.written), part.wrote, strict=True)))
+        self.meter.count_relayed(hop, column_bytes(hop, part.sizes))
         return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

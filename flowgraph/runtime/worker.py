@@ -178,7 +178,8 @@ class Worker:
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except Rejected as error:
-                self.desk.free({part.hop: [part.offset] for part in parts if part.offset >= 0})
+                for before, part in zip(head.group, parts, strict=False):  # it is none of the first
+                    self.desk.free({before: [part.offset]} if part.offset >= 0 else {})
                 self.send(self._gone(hop, fire, error))
                 return
             except (Exception, SystemExit) as error:
@@ -240,16 +241,19 @@ class Worker:
         for name, kind in hop.outputs.items():
             if kind == "scalars":
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
-        seconds = time.monotonic() - began
-        where = stored.offset, stored.nbytes, stored.sizes
-        reads, written = [one.port for one in hop.reads], [column.name for column in hop.written]
-        sizes = (
+        reads = [one.port for one in hop.reads]
+        return Part(
+            stored.offset,
+            stored.nbytes,
+            stored.sizes,
+            values,
+            scalars,
             tuple(read.nbytes[port] for port in reads),
-            tuple(stored.wrote.get(name, 0) for name in written),
+            reading.met_driver(hop, read.homes),
+            time.monotonic() - began,
+            placed=bits([column.name for column in hop.written], offer.written),
+            joined=bits(reads, read.joined),
         )
-        copies = bits(written, offer.written), bits(reads, read.joined)
-        met = reading.met_driver(hop, read.homes)
-        return Part(hop.name, *where, values, scalars, *sizes, met, seconds, *copies)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

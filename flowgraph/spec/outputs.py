@@ -29,20 +29,26 @@ def outputs(of: Callable[..., Any], *, dtypes: Dtypes | None = None, **sizes: in
     dtypes: of ports whose integers are below a bound, and fit a narrower dtype than the port's: the array has that one,
     or a wider one
 
-    Inside a ring they are its place in shared memory,
-    and nothing is copied when it returns them whole; elsewhere, and the second time, they are ordinary arrays. They
-    are the hop's until it returns. Raises ValueError for a size that is missing, or that no output has.
+    Inside a ring they are its place in shared memory, and nothing is copied when it returns them whole. Elsewhere, the
+    second time, and in a thread that the hop started, they are ordinary arrays. They are the hop's until it returns:
+    no thread may write them afterwards, and what is to be kept has to be copied. Raises ValueError for a size that is
+    missing, is no whole number from 0 on, or that no output has.
 
         >>> out = outputs(score, leaf=len(bounds) - 1)
         >>> np.add.reduceat(rewards, bounds[:-1], out=out["score"])
         >>> return Scored(**out)
     """
+    if not callable(of):
+        raise TypeError(f"outputs takes the hop itself first, a function, not {of!r}")
     ports = [port for port in _spec(of).outputs if port.kind == "array"]
     names = frozenset[str]().union(*(dim.names for port in ports for dim in port.shape))
     if odd := sorted(names ^ set(sizes)):
         what = "lack the size of" if odd[0] in names else "have no dim"
         dims = ", ".join(sorted(names)) or "none"
         raise ValueError(f"outputs of {of.__name__} {what} {odd[0]}; give each of: {dims}")
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 0:
+            raise ValueError(f"outputs of {of.__name__}: {name} is {size!r}; give a whole number from 0 on")
     shapes = {port.name: tuple(int(dim.at(sizes)) for dim in port.shape) for port in ports}
     given = {port.name: np.dtype((dtypes or {}).get(port.name, dtype_of(port.dtype))) for port in ports}
     offer = offered.get()

@@ -131,6 +131,7 @@ def _resources(plan: Plan, owner: Owner) -> Iterator[State]:
             ("process", "crash"),
             f"the next {sync}" if sync else "the model's files",
         ),
+        "weights in /dev/shm": ("engine", ("process", "crash"), "made anew for each sync"),
         "KV cache": ("engine", (), prefill),
         "cached prefixes": ("engine", (), prefill),
         "recorded choices": ("engine", (), "recorded anew with their tokens"),

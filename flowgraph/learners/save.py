@@ -56,14 +56,14 @@ def saved_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def assemble(model: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A model of the same configuration that has these tensors, by the model's own names, tied ones once."""
+    """A model of the same kind and configuration with these tensors, by the model's own names, tied ones once."""
     with torch.device("meta"):
         made = type(model)(model.config)
     made.load_state_dict(tensors, strict=False, assign=True)
     made.tie_weights()
     lost = [name for name, tensor in made.state_dict().items() if tensor.is_meta]
     assert not lost, f"nothing was given for {lost}"
-    if model.can_generate():
+    if hasattr(model, "generation_config"):  # a critic has none
         made.generation_config = model.generation_config
     return made
 

@@ -76,8 +76,7 @@ class Sharded:
         fully_shard(self._root, reshard_after_forward=False, **options)
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+                _sum(module)
         self._head = head_of(model)
 
     def forward(self, inputs: dict[str, Any]) -> Tensor:
@@ -118,6 +117,16 @@ class Sharded:
             if self._first:
                 found[name] = whole
         return merged(found, self._lora)
+
+
+def _sum(module: FSDPModule) -> None:
+    """Gradients are added up over ranks. FSDP's own ways, a mean and a scaled sum, are none that gloo has."""
+    if not hasattr(module, "set_force_sum_reduction_for_comms"):
+        raise NotImplementedError(
+            f"a learner of several processes needs torch 2.9 or newer; this is {torch.__version__}"
+        )
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
 
 
 def _widen(module: torch.nn.Module, dtype: torch.dtype) -> None:

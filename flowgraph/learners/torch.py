@@ -1,7 +1,7 @@
-"""The learner on torch: a Hugging Face causal model, packed rows, one AdamW step per batch.
+"""The learner on torch: a Hugging Face causal model, packed rows, one optimiser step per batch.
 
 A step: check → pack → per micro-batch (backbone → head, loss and dlogits → backbone backward → add gradients
-in float32) → divide and clip once → AdamW on float32 masters. Nothing is divided before the last token of the batch
+in float32) → divide and clip once → update float32 masters. Nothing is divided before the last token of the batch
 is in, and then by a number of the *whole* batch, so loss and gradient are the same for any split.
 
 Shapes: B lines of L positions in one forward pass (B = 1 for a tree), T = B·L; U predicting positions; N
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from torch import Tensor
 
 from flowgraph.models.directory import read_tensors
 from flowgraph.models.positions import has_indexer
-from flowgraph.models.quiet import no_progress_bar
 
-from . import attention
 from .aggregate import divisor
 from .head import Given, Head, HeadResult, Targets, TokenHead
 from .layers import compute_again, head_of, layers_of
+from .load import load_model, model_inputs, probe
 from .lora import adapt
 from .metrics import Part, metrics_of, share, totals
 from .optim import Schedule, create_optimizer
@@ -46,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class TorchLearner:
-    """A `Learner` (see protocol.py) for one process.
+    """A `Learner` (see protocol.py), in one process or as one of several ranks.
 
     model_dir: a Hugging Face model directory
     lr, optimizer, betas, eps, weight_decay, clip, warmup, schedule, total_steps: see `optim.py`
@@ -111,7 +109,7 @@ class TorchLearner:
         if lora is not None:
             adapt(self._model, lora)
         self._place: Place = Whole(self._model, lora)
-        _probe(self._model, self._forward, self._head, pack)
+        probe(self._model, self._forward, self._head, pack)
         if checkpoint:
             compute_again(layers_of(self._model))
         if ranks.of > 1:
@@ -232,7 +230,7 @@ class TorchLearner:
 
     def _forward(self, micro: Micro) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        hidden_BLD = self._place.forward(_inputs(micro, self._dtype))
+        hidden_BLD = self._place.forward(model_inputs(micro, self._dtype))
         return hidden_BLD.flatten(0, 1).index_select(0, torch.from_numpy(micro.predictor_U))
 
     @torch.no_grad()
@@ -297,61 +295,6 @@ def _check_config(
     for name, value in (("lr", lr or 0.0), ("warmup", warmup)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be finite and not negative, not {value}")
-
-
-def load_model(kind: Any, model_dir: str, dtype: torch.dtype, how: Packing, **config: Any) -> Any:
-    """kind: one of transformers' Auto classes; config: what its configuration has besides that of the files."""
-    implementation = attention.register() if how != "padded" else None  # None: the model's own default
-    with no_progress_bar():
-        model = kind.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation, **config)
-    # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
-    return model.eval()
-
-
-def _probe(model: Any, forward: Callable[[Micro], Tensor], head: TokenHead, how: Packing) -> None:
-    """Refuse a model that the packing does not fit, on two short rows that share a prompt.
-
-    The second row's logits are computed by our backbone and head beside one first row, and by the model's own
-    forward pass beside another. They differ if logits are more than hidden · headᵀ (caps, scales), or if rows
-    leak into each other (recurrence, a model that ignores the plan).
-    """
-    prompt, length = 6, 12
-    config = model.config.get_text_config()
-    row_2L = np.arange(2 * length, dtype=np.int32).reshape(2, -1) % min(97, config.vocab_size - 1)
-    row_2L[1, :prompt] = row_2L[0, :prompt]
-    other_2L = row_2L.copy()
-    other_2L[0, prompt:] = row_2L[0, prompt:][::-1]
-    mask_2L = np.broadcast_to(np.arange(length) >= prompt, row_2L.shape)
-    offsets = np.array([0, length, 2 * length])
-    logits = []
-    with torch.no_grad():
-        for tokens_2L, whole in ((row_2L, False), (other_2L, True)):
-            rows = Rows(tokens_2L.ravel(), offsets, mask_2L.ravel(), {})
-            (micro,) = pack_rows(rows, how, max_tokens=2 * length)
-            if whole:
-                out_TV = model(**_inputs(micro, model.dtype)).logits.flatten(0, 1)
-                logits_UV = out_TV[torch.from_numpy(micro.predictor_U)]
-            else:
-                logits_UV = head.logits(forward(micro))
-            second = np.sort(micro.source_N.argsort()[length - prompt :])
-            logits.append(logits_UV[micro.which_N[second]].double())
-    error = float(torch.linalg.vector_norm(logits[0] - logits[1]) / torch.linalg.vector_norm(logits[1]))
-    if not error < (2e-2 if model.dtype == torch.bfloat16 else 1e-4):
-        raise NotImplementedError(
-            f"{type(model).__name__} does not fit pack={how!r}: packed logits differ by {error:.1%} from its"
-            " own (recurrent layers, or a head that is more than one matrix)"
-        )
-
-
-def _inputs(micro: Micro, dtype: torch.dtype) -> dict[str, Any]:
-    """Keyword arguments of a model's forward pass."""
-    inputs: dict[str, Any] = {
-        "input_ids": torch.from_numpy(micro.token_T).view(micro.lines, -1),
-        "position_ids": torch.from_numpy(micro.depth_T).view(micro.lines, -1),
-        "use_cache": False,
-    }
-    # Padding stands on the right, where causal attention never looks: padded lines need no mask.
-    return inputs | {"tree": attention.TreePlan(micro, dtype)} if micro.buckets else inputs
 
 
 def _targets(micro: Micro) -> Targets:

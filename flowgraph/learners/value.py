@@ -23,9 +23,10 @@ from flowgraph.models.quiet import no_load_report
 
 from .head import Given, HeadResult, Targets, TokenHead, evaluate, marked, widened
 from .layers import head_of
+from .load import load_model
 from .pack import Packing
 from .protocol import Aggregation, Rows, TokenLoss, Tokens
-from .torch import TorchLearner, load_model
+from .torch import TorchLearner
 
 
 class ValueHead:

@@ -45,7 +45,8 @@ def sampled(groups: int, prompt: int, samples: int, response: int, seed: int = 0
 
 
 def reorder(rows: Rows, order: Sequence[int]) -> Rows:
-    at = np.concatenate([np.arange(rows.offsets[i], rows.offsets[i + 1]) for i in order])
+    none = np.empty(0, np.int64)
+    at = np.concatenate([none, *(np.arange(rows.offsets[i], rows.offsets[i + 1]) for i in order)])
     lengths = [rows.offsets[i + 1] - rows.offsets[i] for i in order]
     fields = {name: values[at] for name, values in rows.fields.items()}
     return Rows(rows.tokens[at], np.cumsum([0, *lengths]), rows.mask[at], fields)

@@ -22,14 +22,16 @@ from learner_rows import LOSS, make_rows, reorder, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
-from flowgraph.learners.protocol import Rows, TokenLoss
+from flowgraph.learners.protocol import Losses, Rows, TokenLoss, Tokens, token_loss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
 from flowgraph.learners.value import ValueLearner
-from hops.value import squared_error
 
-VALUE = squared_error(clip=None)
+
+@token_loss(values=True)
+def value_loss(tokens: Tokens) -> Losses:
+    return Losses((tokens.values - tokens.fields["advantages"]) ** 2)
 
 
 class Found(NamedTuple):
@@ -51,6 +53,8 @@ def batch(name: str, vocabulary: int = 256) -> tuple[Rows, list[int]]:
         return make_rows([list(range(5, 19)), [40, 41, 42]], [[0, 0] + [1] * 12, [0, 1, 1]]), [1, 1]
     if name == "L4":  # nothing to train on the other
         return make_rows([[1, 2, 3, 4], [5, 6, 7], [7, 8]], [[0, 1, 1, 1], [0, 1, 1], [0, 0]]), [2, 1]
+    if name == "idle":  # no row at all on the other
+        return make_rows([[1, 2, 3, 4], [5, 6, 7]], [[0, 1, 1, 1], [0, 1, 1]]), [2, 0]
     if name == "B4":  # many micro-batches on one, one on the other
         return sampled(3, 20, 4, 30), [10, 2]
     if name == "nothing":
@@ -68,11 +72,11 @@ def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
     if "lora" in options:
         options["lora"] = LoraOptions(**options["lora"])
     first = sum(shares[: ranks.rank])
-    rows.fields["returns"] = rows.fields["advantages"]  # type: ignore[index]
-    mine = rows if ranks.of == 1 else reorder(rows, list(range(first, first + shares[ranks.rank])))
+    order = list(range(first, first + shares[ranks.rank]))
+    mine = rows if ranks.of == 1 else reorder(rows, order)
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
     critic = options.pop("critic", False)
-    kind, loss = (ValueLearner, VALUE) if critic else (TorchLearner, LOSS)
+    kind, loss = (ValueLearner, value_loss) if critic else (TorchLearner, LOSS)
     learner = kind(model, ranks=ranks, **defaults | options)
     logprobs = learner.values(mine) if isinstance(learner, ValueLearner) else learner.logprobs(mine)
     gradient = {} if options.get("frozen") else accumulated(learner, mine, loss)

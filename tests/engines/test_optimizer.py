@@ -91,3 +91,16 @@ def test_a_norm_that_is_not_finite_changes_nothing() -> None:
 def test_schedules_of_six_steps_after_a_warm_up_of_two(schedule: Schedule, expected: list[float]) -> None:
     found = [scale(step, schedule, warmup=2, total_steps=6) for step in range(1, 8)]
     assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("make", [adamw, sgd])
+def test_a_rank_whose_shard_is_empty_steps_along(make: type) -> None:
+    """A matrix of fewer rows than there are ranks leaves some without one."""
+    weight, empty = torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.empty(0, 2))
+    optimizer = make([empty, weight])
+    weight.grad, empty.grad = torch.ones(3, 2), torch.empty(0, 2)
+    norm, _ = optimizer.step()
+    assert norm == pytest.approx(math.sqrt(6))
+    assert (weight < 1).all()
+    alone = make([torch.nn.Parameter(torch.empty(0, 2))])
+    assert alone.step() == (0.0, 0.1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experts import save_experts
 from learner_rows import digest
 from ranks_job import Found, run
 from safetensors.torch import load_file
@@ -63,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"rows": "B4", "steps": 3},
     "L3": {"rows": "L3", "steps": 3, **SGD},
     "L4": {"rows": "L4", "steps": 3, **SGD},
+    "idle": {"rows": "idle", "steps": 1, **SGD},
     "nothing": {"rows": "nothing", "steps": 1, **SGD},
     "bfloat16": {"rows": "B4", "steps": 1, "dtype": "bfloat16"},
     "frozen": {"rows": "B4", "frozen": True, "lr": None},
@@ -89,7 +91,7 @@ def alone(tiny: Path) -> dict[str, Found]:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("case", ["tree", "padded", "adamw", "L3", "L4", "critic", "lora"])
+@pytest.mark.parametrize("case", ["tree", "padded", "adamw", "L3", "L4", "idle", "critic", "lora"])
 def test_two_processes_have_the_gradient_and_the_updates_of_one(
     found: tuple[dict[str, Found], Path], alone: dict[str, Found], case: str
 ) -> None:
@@ -194,3 +196,16 @@ def test_a_rank_that_hangs_or_fails_ends_the_others_by_name(
     after = re.search(r"after ([\d.]+) s", said)
     assert after is not None
     assert float(after[1]) < waited + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen", "glm"])
+def test_experts_are_shared_out_like_any_parameter(tmp_path: Path, kind: str) -> None:
+    """Also those of a layer to which a rank's tokens send nothing, and where a rank has nothing to train on."""
+    model = str(save_experts(tmp_path / "model", kind))
+    cases = {rows: {"rows": rows, "steps": 3, "checkpoint": rows == "B4", **SGD} for rows in ("B4", "L4")}
+    ours = start(tmp_path / "ranks", model=model, cases=cases)
+    for name, case in cases.items():
+        one = run(model, case, ALONE)
+        assert distance(ours[name].gradient, one.gradient) < 1e-5
+        assert distance(ours[name].updates, one.updates) < 1e-4

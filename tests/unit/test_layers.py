@@ -31,6 +31,7 @@ HEAVY = {
         "sharded",
         "whole",
         "layers",
+        "load",
         "lora",
         "value",
     )

@@ -63,7 +63,7 @@ def assemble(model: Any, tensors: Mapping[str, Tensor]) -> Any:
     made.tie_weights()
     lost = [name for name, tensor in made.state_dict().items() if tensor.is_meta]
     assert not lost, f"nothing was given for {lost}"
-    if model.can_generate():
+    if hasattr(model, "generation_config"):  # a critic has none
         made.generation_config = model.generation_config
     return made
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from flowgraph.passes.sizes import rows_per_step
+from flowgraph.plan.parts import axis, by_row
 from flowgraph.plan.plan import Column, Hop, Plan, Read
 
 
 class Copies(msgspec.Struct, frozen=True):
     """How often each byte of a value is copied, or how many bytes of all are, at the three places.
 
-    writer: 0 where a hop writes its output into its block itself (`flowgraph.outputs`)
+    writer: 0 where a hop writes its output into its block itself (`flowgraph.outputs`); 2 where several processes write
+        their parts of it, which are joined
     driver: 0 where its memory is passed by; reader: 0 where a hop reads the value as it lies in the block
     """
 
@@ -51,26 +53,27 @@ def copies(plan: Plan, reader: Hop, one: Read) -> Copies | None:
     """Of a value that a hop reads, as the plan has it; None where no byte of it crosses by itself.
 
     A hop that asks for the memory of its outputs is taken to write them there (`Hop.in_place`). A reader copies what it
-    joins of several rows or decodes, and a fold all that it may keep.
+    joins of several rows or decodes, and a fold all that it may keep; one of several processes joins its own rows.
     """
     if not one.crosses:
         return None
     writer = plan.hops[one.producer]
     column = writer.column(one.column)
-    in_place = column.name in _in_place(writer)
     lies = column.kind == "tensors" or (column.kind == "array" and one.as_it_lies(column))
-    read_there = lies and one.gather == "same" and reader.kind != "fold"
-    return Copies(0 if in_place else 1, 0 if writer.home == writer.owner else 1, 0 if read_there else 1)
+    cut = plan.processes(reader) > 1 and axis(column) is not None
+    read_there = lies and one.gather == "same" and reader.kind != "fold" and not cut
+    return Copies(
+        _written(plan, writer, column), 0 if writer.home == writer.owner else 1, 0 if read_there else 1
+    )
 
 
 def copied(plan: Plan) -> Copies:
     """Mean bytes that all seams of a plan copy in a step."""
     writer = driver = reader = 0.0
     for hop in plan.hops.values():
-        own = _in_place(hop)
         for column in hop.written:
             nbytes = column.mean_bytes * _times(plan, hop, column)
-            writer += 0 if column.name in own else nbytes
+            writer += nbytes * _written(plan, hop, column)
             driver += 0 if hop.home == hop.owner else nbytes
     reads = {(hop.name, one.port): one for hop in plan.hops.values() for one in hop.reads}
     for seam in plan.seams:
@@ -80,8 +83,11 @@ def copied(plan: Plan) -> Copies:
     return Copies(writer, driver, reader)
 
 
-def _in_place(hop: Hop) -> set[str]:
-    return {column.name for column in placed(hop) if column.name in hop.in_place} if hop.in_place else set()
+def _written(plan: Plan, hop: Hop, column: Column) -> int:
+    """How often what a hop gives is copied on its way into its block."""
+    if plan.processes(hop) > 1:
+        return 2 if by_row(hop) else 1
+    return 0 if column.name in hop.in_place and column in placed(hop) else 1
 
 
 def _times(plan: Plan, hop: Hop, column: Column) -> float:

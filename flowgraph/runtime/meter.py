@@ -86,10 +86,12 @@ class Meter:
         _add(self.copied.reader, hop, {port: read[port] for port in joined})
         self.driver_bytes += driver
 
-    def count_written(self, hop: Hop, wrote: Mapping[str, int], placed: Collection[str] = ()) -> None:
-        """Payload that a hop wrote. placed: columns that it wrote into its block itself."""
+    def count_written(
+        self, hop: Hop, wrote: Mapping[str, int], placed: Collection[str] = (), times: int = 1
+    ) -> None:
+        """Payload that a hop wrote. placed: columns that it wrote into its block itself; times: others were copied"""
         _add(self.wrote, hop, wrote)
-        _add(self.copied.writer, hop, {name: n for name, n in wrote.items() if name not in placed})
+        _add(self.copied.writer, hop, {name: times * n for name, n in wrote.items() if name not in placed})
 
     def count_relayed(self, hop: Hop, wrote: Mapping[str, int]) -> None:
         """What a hop wrote went on into the driver's memory."""

@@ -274,7 +274,7 @@ class Ring(Flow):
         names = hop.group or (hop.name,)
         for rank, fire in enumerate(firing.fires):
             for name, part in zip(names, firing.parts[rank], strict=True):
-                self._measure(self.plan.hops[name], fire, part, rank)
+                self._measure(self.plan.hops[name], fire, part, rank, 1 + firing.joining)
         for name, part in zip(names, firing.parts[0], strict=True):
             self._took(self.plan.hops[name], firing, part)
 
@@ -302,8 +302,11 @@ class Ring(Flow):
             return who(firing, member)
         return f" on {self.seats[name].said}" + who(firing, share.members[member] if member >= 0 else -1)
 
-    def _measure(self, hop: Hop, fire: Fire, part: Part, rank: int) -> None:
-        """What a hop read and wrote in one process. What is one for all, blocks of the step too, is the first's."""
+    def _measure(self, hop: Hop, fire: Fire, part: Part, rank: int, times: int) -> None:
+        """What a hop read and wrote in one process. What is one for all, blocks of the step too, is the first's.
+
+        times: that what it wrote was copied, in its parts and as the whole
+        """
         read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
         self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
         for producer in sorted(hop.takes):
@@ -311,7 +314,7 @@ class Ring(Flow):
                 self.meter.lengths(hop, producer, fire.blocks[producer])
         if rank == 0:
             wrote = column_bytes(hop, part.sizes)
-            self.meter.count_written(hop, wrote, picked(wrote, part.placed))
+            self.meter.count_written(hop, wrote, picked(wrote, part.placed), times)
 
     def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its block, its numbers, and the values that others watch."""

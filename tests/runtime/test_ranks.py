@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import flowgraph
 from flowgraph.errors import HopError, RunError
 from flowgraph.plan.compile import compile_file
+from flowgraph.plan.copies import copies
 from flowgraph.plan.parts import axis
 from flowgraph.plan.plan import Plan
 from flowgraph.plan.predict import predict
@@ -133,6 +134,14 @@ def test_the_bytes_that_are_read_are_those_that_are_predicted(model: Path) -> No
         # A group's values are read by each process that has one of it; nobody derives a part of a step's column.
         if port not in ("ground_truth", "double"):
             assert read == before * whole.get(port, 1), port
+    for one_port in ("wide", "small", "bits", "tiled", "notes"):  # as often as the plan has it
+        read = next(r for r in ring.plan.hops["train"].reads if r.port == one_port)
+        expects = copies(ring.plan, ring.plan.hops["train"], read)
+        assert expects is not None
+        assert measured.copied is not None
+        assert (
+            measured.copied.reader[f"train.{one_port}"] == expects.reader * measured.read[f"train.{one_port}"]
+        )
     prices = {f.port: f for seam in ring.plan.seams if seam.reader == "train" for f in seam.fields}
     assert (prices["tokens"].ranks, prices["tokens"].split) == (3, (("trajectory", 3),))
     assert (prices["whole"].ranks, prices["whole"].split) == (3, ())
@@ -183,6 +192,10 @@ def test_what_each_gives_for_its_rows_is_joined_in_their_order(
     wrote = {name: n for name, n in ring.meter.wrote.items() if name.startswith("rescore.")}
     alone, _, _ = run(model, 1, *RESCORE, off=off)
     assert wrote == {name: n for name, n in alone.meter.wrote.items() if name.startswith("rescore.")}
+    read = next(r for r in ring.plan.hops["compare"].reads if r.port == "two")
+    made = copies(ring.plan, ring.plan.hops["compare"], read)
+    assert made is not None
+    assert made.writer == ring.meter.copied.writer["rescore.two"] / wrote["rescore.two"] == min(processes, 2)
     assert ring.plan.hops["rescore"].dims == alone.plan.hops["rescore"].dims
 
 

@@ -89,7 +89,7 @@ class Meter:
     def count_written(
         self, hop: Hop, wrote: Mapping[str, int], placed: Collection[str] = (), times: int = 1
     ) -> None:
-        """Payload that a hop wrote. placed: columns that it wrote into its block itself; times: that others were copied"""
+        """Payload that a hop wrote. placed: columns that it wrote into its block itself; times: others were copied"""
         _add(self.wrote, hop, wrote)
         _add(self.copied.writer, hop, {name: times * n for name, n in wrote.items() if name not in placed})
 

@@ -80,20 +80,35 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.memory = PageMemory(math.prod(shape) * dtype.itemsize)
         self.kv_L2SHTD = self.memory.tensor(shape, dtype)
         self._layers = [(kv_2SHTD[0], kv_2SHTD[1]) for kv_2SHTD in self.kv_L2SHTD]
-        self._rows_S = torch.arange(slots)
-        self.positions_S = torch.zeros(slots, dtype=torch.int64)
+        # Vectors of a layer by number: those of a slot's first columns, keys and values of each head.
+        starts_2SH = torch.arange(0, 2 * slots * heads * columns, columns).view(2, slots, heads)
+        self._starts_S2H = starts_2SH.transpose(0, 1)
+
+    def at(self, positions_R: Tensor) -> None:
+        """Where the next step writes: the column of each of the first R slots."""
+        self._vectors_I = (self._starts_S2H[: len(positions_R)] + positions_R[:, None, None]).reshape(-1)
+
+    def write(self, layer: int, kv_R2HD: Tensor) -> None:
+        vectors_ID = self.kv_L2SHTD[layer].view(-1, kv_R2HD.shape[3])
+        vectors_ID.index_copy_(0, self._vectors_I, kv_R2HD.reshape(-1, kv_R2HD.shape[3]))
+
+    def read(self, layer: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first R slots in the first C columns: [R, H, C, D] each."""
+        keys_SHTD, values_SHTD = self._layers[layer]
+        return keys_SHTD[:rows, :, :columns], values_SHTD[:rows, :, :columns]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        keys_SHTD, values_SHTD = self._layers[layer_idx]
-        keys_SHTD[self._rows_S, :, self.positions_S] = key[:, :, 0]
-        values_SHTD[self._rows_S, :, self.positions_S] = value[:, :, 0]
-        return keys_SHTD, values_SHTD
+        self.write(layer_idx, torch.stack((key[:, :, 0], value[:, :, 0]), dim=1))
+        return self._layers[layer_idx]
 
     def fill(self, slot: int, kv_L2HPD: Tensor) -> None:
         """Start a slot from a prefix, zeroed beyond it: 0 times a stale NaN in a masked column is NaN."""
         tokens = kv_L2HPD.shape[3]
         self.kv_L2SHTD[:, :, slot, :, :tokens] = kv_L2HPD
         self.kv_L2SHTD[:, :, slot, :, tokens:] = 0
+
+    def move(self, slot: int, to: int) -> None:
+        self.kv_L2SHTD[:, :, to] = self.kv_L2SHTD[:, :, slot]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # unused: masks and positions are given

@@ -7,7 +7,7 @@ bits as all of them is found at the start, by comparing.
 Whether a model is of this shape is not taken from its name: `is_llama` looks at its modules, and whoever makes a
 `Llama` compares what it computes with what transformers does.
 
-Where bfloat16 is slow (`slow_bfloat16`), the products are float32, with copies of the matrices that take twice the
+Where bfloat16 is slow (`multiplies_copies`), the products are float32, with copies of the matrices that take twice the
 memory of the model; `refresh` copies them anew. Keys, values and attention stay in the model's dtype.
 
 Shapes: N tokens, S slots, R rows of a step; L layers, D hidden size, I inner size; H key/value heads, G query heads of
@@ -17,6 +17,7 @@ each, A = H·G, W head width; P tokens of a prompt, T columns of the cache, C of
 from __future__ import annotations
 
 import math
+import os
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ from flowgraph.engines.caches import SlotCache
 SIZES = (
     8  # numbers of rows, and of columns, that a step may have: a new shape of a product costs milliseconds
 )
-COLUMNS = 64  # their unit
+COLUMNS = 64  # the unit of the latter
+SHARE = 1 / 8  # of the machine's memory that copies may take
 
 
 class Matrix:
@@ -306,6 +308,14 @@ def is_llama(model: nn.Module) -> bool:
     biases = [getattr(first, name).bias is None for name in ("q_proj", "k_proj", "v_proj")]
     norm = getattr(first, "q_norm", None)
     return len(set(biases)) == 1 and (norm is None or norm.weight.shape == (first.head_dim,))
+
+
+def multiplies_copies(model: Any) -> bool:
+    """Whether a model is to be multiplied in float32: one in bfloat16, where that is slow and memory is plenty."""
+    if model.dtype != torch.bfloat16 or not slow_bfloat16():
+        return False
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return bool(4 * model.num_parameters() <= SHARE * memory)
 
 
 def slow_bfloat16() -> bool:

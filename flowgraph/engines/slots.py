@@ -29,7 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowgraph.engines.caches import Prefix, PromptCache, SlotCache
-from flowgraph.engines.llama import Llama, is_llama, slow_bfloat16
+from flowgraph.engines.llama import Llama, is_llama, multiplies_copies
 from flowgraph.engines.routing import Router, Rows
 from flowgraph.engines.weights.fit import refuse, unlike
 from flowgraph.models.directory import read_tensors
@@ -99,9 +99,8 @@ class SlotModel:
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
         self._llama: Llama | None = None
         if is_llama(self._model):
-            self._llama = self._checked(
-                Llama(self._model, self._cache, dtype == torch.bfloat16 and slow_bfloat16()), context
-            )
+            copied = multiplies_copies(self._model)
+            self._llama = self._checked(Llama(self._model, self._cache, copied), context)
 
     @torch.inference_mode()
     def _checked(self, llama: Llama, context: int) -> Llama | None:

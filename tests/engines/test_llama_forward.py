@@ -23,7 +23,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-import flowgraph.engines.slots
+import flowgraph.engines.llama
 from flowgraph.engines.protocol import Generation
 from flowgraph.engines.slots import SlotModel
 from flowgraph.engines.weights.delta import encode
@@ -57,8 +57,8 @@ def steps(model: SlotModel, prompt: list[int], count: int, rows: int = SLOTS) ->
 @pytest.fixture(params=["as the processor is", "bfloat16 is slow"])
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "bfloat16 is slow":
-        monkeypatch.setattr(flowgraph.engines.slots, "slow_bfloat16", lambda: True)
-    return bool(flowgraph.engines.slots.slow_bfloat16())
+        monkeypatch.setattr(flowgraph.engines.llama, "slow_bfloat16", lambda: True)
+    return bool(flowgraph.engines.llama.slow_bfloat16())
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
@@ -91,6 +91,17 @@ def test_a_model_that_only_looks_like_one_is_left_to_transformers(
     save: Save, kind: type[PreTrainedConfig], more: dict[str, Any], dtype: torch.dtype
 ) -> None:
     assert model_of(save(kind, **more), dtype)._llama is None
+
+
+def test_copies_are_made_of_bfloat16_where_it_is_slow_and_memory_suffices(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {dtype: model_of(tiny, dtype)._model for dtype in (torch.float32, torch.bfloat16)}
+    for slow, share, expected in ((True, 1.0, True), (False, 1.0, False), (True, 1e-9, False)):
+        monkeypatch.setattr(flowgraph.engines.llama, "slow_bfloat16", lambda slow=slow: slow)
+        monkeypatch.setattr(flowgraph.engines.llama, "SHARE", share)
+        assert flowgraph.engines.llama.multiplies_copies(models[torch.bfloat16]) is expected
+        assert not flowgraph.engines.llama.multiplies_copies(models[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,7 +149,7 @@ def test_requests_move_together_when_others_end_and_keep_their_bits(tiny: Path) 
 
 
 def test_copies_follow_the_weights(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flowgraph.engines.slots, "slow_bfloat16", lambda: True)
+    monkeypatch.setattr(flowgraph.engines.llama, "slow_bfloat16", lambda: True)
     engines = [engine_of(tiny, dtype="bfloat16") for _ in range(3)]
     ask = Ask([3, 1, 4], 12, key=5)
     old = {name: tensor.clone() for name, tensor in engines[0].weights().items()}

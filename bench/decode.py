@@ -1,6 +1,6 @@
-"""A decode step of the engine beside `transformers.generate` and beside its floors, with the same prompts and lengths.
+"""A decode step of the engine beside `transformers.generate` and what both can't go below, on equal requests.
 
-`python bench/decode.py [--slots 32,64] [--prompt 32] [--tokens 32] [--rounds 3] [--threads N] [--dtype bfloat16]`
+`python bench/decode.py [--slots 32,64] [--prompt 32] [--tokens 32] [--rounds 3] [--threads N] [--cpu]`
 
 All prompts have one length, all answers another, and nothing ends early, which suits `generate` best: no row is padding
 and none ends before the others. A step is one token of every request, sampled; its time is that of a whole answer less
@@ -10,8 +10,10 @@ alternate, and figures are medians of rounds after one that warms up.
 mixed: budgets from 1/8 of --tokens to all of it; tokens/s of the whole job, prompts included, counts what was asked
 for. `generate` runs all rows until the longest budget ends; the engine's steps shrink.
 
-floor: the matrix products of a step alone, as torch does them in this dtype and from the model's own weights; reading:
-one pass over the same weights, once a step.
+products: the linear layers alone, on as many rows, as the model of transformers has them; reading: one pass over their
+weights, which every step must make.
+
+--cpu: seconds that the process computed, not those that passed: for one thread on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import argparse
 import asyncio
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the runtime sets it for its workers
 
 
@@ -40,9 +44,9 @@ def answers(engine: Any, prompts: Any, budgets: list[int], turn: int) -> float:
         )
         await asyncio.gather(*asked)
 
-    began = time.perf_counter()
+    began = CLOCK()
     asyncio.run(all_of_them())
-    return time.perf_counter() - began
+    return CLOCK() - began
 
 
 def generated(model: Any, prompts: Any, tokens: int) -> float:
@@ -50,7 +54,7 @@ def generated(model: Any, prompts: Any, tokens: int) -> float:
     import torch
 
     ids = torch.from_numpy(prompts).long()
-    began = time.perf_counter()
+    began = CLOCK()
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -59,7 +63,7 @@ def generated(model: Any, prompts: Any, tokens: int) -> float:
         pad_token_id=0,
         eos_token_id=None,
     )
-    return time.perf_counter() - began
+    return CLOCK() - began
 
 
 def products(model: Any, slots: int) -> float:
@@ -68,11 +72,11 @@ def products(model: Any, slots: int) -> float:
 
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     inputs = {layer.in_features: torch.randn(slots, layer.in_features).to(model.dtype) for layer in layers}
-    began = time.perf_counter()
+    began = CLOCK()
     with torch.inference_mode():
         for layer in layers:
             layer(inputs[layer.in_features])
-    return time.perf_counter() - began
+    return CLOCK() - began
 
 
 def reading(model: Any) -> float:
@@ -80,10 +84,10 @@ def reading(model: Any) -> float:
     import torch
 
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    began = time.perf_counter()
+    began = CLOCK()
     for layer in layers:
         layer.weight.data.view(torch.int64).sum()
-    return time.perf_counter() - began
+    return CLOCK() - began
 
 
 def measure(slots: int, given: argparse.Namespace) -> dict[str, float]:
@@ -115,7 +119,7 @@ def measure(slots: int, given: argparse.Namespace) -> dict[str, float]:
         ),
         "ours, mixed": lambda: answers(engine, prompts, mixed, next(turns)) / sum(mixed),
         "generate, mixed": lambda: generated(model, prompts, given.tokens) / sum(mixed),
-        "floor": lambda: statistics.median(products(model, slots) for _ in range(5)),
+        "products": lambda: statistics.median(products(model, slots) for _ in range(5)),
         "reading": lambda: statistics.median(reading(model) for _ in range(5)),
     }
     seen: dict[str, list[float]] = {name: [] for name in jobs}
@@ -136,13 +140,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()
     rows = {slots: measure(slots, given) for slots in map(int, given.slots.split(","))}
     print(
         f"smollm2-135m, {given.dtype}, {given.threads} threads, prompts of {given.prompt} and answers of "
-        f"{given.tokens} tokens, medians of {given.rounds} rounds\n"
+        f"{given.tokens} tokens, medians of {given.rounds} rounds{', CPU time' if given.cpu else ''}\n"
     )
-    print(f"{'ms a step':>10}{'ours':>8}{'generate':>10}{'x':>6}{'floor':>8}{'reading':>9}", end="")
+    print(f"{'ms a step':>10}{'ours':>8}{'generate':>10}{'x':>6}{'products':>10}{'reading':>9}", end="")
     print(f"{'tokens/s, mixed:':>20}{'ours':>7}{'generate':>10}{'x':>6}")
     for slots, row in rows.items():
         ms = {name: 1e3 * seconds for name, seconds in row.items()}
@@ -150,7 +155,7 @@ def main() -> None:
             f"{slots:>4} slots{ms['ours']:>8.1f}{ms['generate']:>10.1f}{ms['generate'] / ms['ours']:>6.2f}",
             end="",
         )
-        print(f"{ms['floor']:>8.1f}{ms['reading']:>9.1f}{1 / row['ours, mixed']:>27.0f}", end="")
+        print(f"{ms['products']:>10.1f}{ms['reading']:>9.1f}{1 / row['ours, mixed']:>27.0f}", end="")
         print(f"{1 / row['generate, mixed']:>10.0f}{row['generate, mixed'] / row['ours, mixed']:>6.2f}")
 
 

@@ -1,6 +1,7 @@
 """Everything that crosses a process boundary as a message. Payload never does: it lies in arenas.
 
-The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved.
+The driver writes Setup, Fire, Interrupt, Save and Stop; a worker writes Started, Done, Failed, Gone and Saved. A
+Fire and a Done go there and back for every trajectory, so they are short: arrays without names, kinds by number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[int, ...] = ()
 
 
-class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Setup(msgspec.Struct, tag=0, array_like=True, frozen=True):
     """First message to a worker: the plan, who it is, where models and logs lie, and the descriptors of the arenas."""
 
     plan: bytes
@@ -27,7 +28,7 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     logs: str
 
 
-class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Fire(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """Run a hop once, and after it those that fire with it.
 
     key: of the row it works on (-1: none). blocks: producer → one block a row, in row order
@@ -46,23 +47,23 @@ class Fire(msgspec.Struct, tag=True, array_like=True, frozen=True):
     omit: tuple[str, ...] = ()
 
 
-class Interrupt(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Interrupt(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Give up a firing that is under way, if it still is; it will be sent again. It is answered by Gone, or Done."""
 
     id: int
 
 
-class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Save(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Write the learner's model to a directory."""
 
     directory: str
 
 
-class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Stop(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """End; the last message to a worker."""
 
 
-class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Started(msgspec.Struct, tag=5, array_like=True, frozen=True):
     """The worker holds its resources and takes work."""
 
     owner: str
@@ -70,10 +71,11 @@ class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
-    """What one hop gave. read and wrote: payload bytes by port and by column, as they really were
+    """What one hop gave. One comes of every trajectory, so counts have no names: their order is the plan's.
 
     offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block, see `desk.Stored`
-    homes: the bytes read, by the owner in whose memory they lie
+    read, wrote: payload bytes as they really were, of each of Hop.reads and of Hop.written (0 for one left out)
+    driver: the bytes read for which the driver's memory and another process met
     """
 
     hop: str
@@ -82,20 +84,20 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     sizes: tuple[int, ...]
     values: dict[str, Any]
     scalars: dict[str, float]
-    read: dict[str, int]
-    homes: dict[str, int]
-    wrote: dict[str, int]
+    read: tuple[int, ...]
+    wrote: tuple[int, ...]
+    driver: int
     seconds: float
 
 
-class Done(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Done(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """A firing ended well. parts: of each hop that fired, in order."""
 
     id: int
     parts: list[Part]
 
 
-class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Failed(msgspec.Struct, tag=7, array_like=True, frozen=True):
     """A firing (or, with id -1, the worker's start or save) raised. code: of the RunError it becomes.
 
     member: which of the rows that a step is made from is at fault, when that is known, else -1
@@ -109,14 +111,14 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     member: int = -1
 
 
-class Gone(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Gone(msgspec.Struct, tag=8, array_like=True, frozen=True):
     """A firing on a trajectory that came to nothing, for a reason that is counted, or "" when it was interrupted."""
 
     id: int
     reason: str
 
 
-class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Saved(msgspec.Struct, tag=9, array_like=True, frozen=True):
     directory: str
 
 

@@ -79,16 +79,12 @@ class Meter:
         version = flow.folds.latest[self.publisher.name, next(iter(self.publisher.initial))]
         self.behind[record.row.key] = int(record.row.key - version)
 
-    def count(
-        self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], homes: Mapping[str, int]
-    ) -> None:
-        """Payload that a hop read and wrote. homes: the bytes read, by the owner in whose memory they lie."""
+    def count(self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], driver: int) -> None:
+        """Payload that a hop read and wrote. driver: of the bytes read, see `Part`."""
         for total, one in ((self.read, read), (self.wrote, wrote)):
             for name, n in one.items():
                 total[f"{hop.name}.{name}"] = total.get(f"{hop.name}.{name}", 0) + n
-        self.driver_bytes += sum(
-            n for home, n in homes.items() if (home == "driver") != (hop.owner == "driver")
-        )
+        self.driver_bytes += driver
 
     def lengths(self, reader: Hop, writer: str, blocks: Iterable[Block]) -> None:
         """The sizes of what a reader gets of a writer, for a prediction at the lengths that there really were."""

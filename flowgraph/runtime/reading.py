@@ -165,6 +165,11 @@ class _Count:
         self.homes[home] = self.homes.get(home, 0) + nbytes
 
 
+def met_driver(hop: Hop, homes: Mapping[str, int]) -> int:
+    """Of the bytes that a hop read, by the owner in whose memory they lie: those between the driver and another."""
+    return sum(n for home, n in homes.items() if (home == "driver") != (hop.owner == "driver"))
+
+
 def kept(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values, which outlive their blocks: a fold may keep in its state what it reads."""
     return {

@@ -135,7 +135,7 @@ class Ring(Flow):
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
                 self.meter.lengths(fold.hop, producer, read)
-            self.meter.count(fold.hop, inputs.nbytes, {}, inputs.homes)
+            self.meter.count(fold.hop, inputs.nbytes, {}, reading.met_driver(fold.hop, inputs.homes))
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
@@ -148,7 +148,7 @@ class Ring(Flow):
             # Where no column has a place too: its sizes are what folds see of the row.
             given = writing.checked(hop, hop.checked, fields)
             stored = self._desk().store(hop, fields, given)
-            self.meter.count(hop, {}, stored.wrote, {})
+            self.meter.count(hop, {}, stored.wrote, 0)
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in record.row.parents]
             member = member_of(error, self.plan, hop, fields, leaves)
@@ -249,7 +249,10 @@ class Ring(Flow):
     def _took(self, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
         hop = self.plan.hops[part.hop]
-        self.meter.count(hop, part.read, part.wrote, part.homes)
+        read = {r.port: n for r, n in zip(hop.reads, part.read, strict=True)}
+        self.meter.count(
+            hop, read, {c.name: n for c, n in zip(hop.written, part.wrote, strict=True)}, part.driver
+        )
         for producer in sorted(hop.takes):
             self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
@@ -270,5 +273,5 @@ class Ring(Flow):
         start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
-        self.meter.driver_bytes += sum(part.wrote.values())
+        self.meter.driver_bytes += sum(part.wrote)
         return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

@@ -241,7 +241,11 @@ class Worker:
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
         seconds = time.monotonic() - began
         where = stored.offset, stored.nbytes, stored.sizes
-        return Part(hop.name, *where, values, scalars, read.nbytes, read.homes, stored.wrote, seconds)
+        sizes = (
+            tuple(read.nbytes[r.port] for r in hop.reads),
+            tuple(stored.wrote.get(c.name, 0) for c in hop.written),
+        )
+        return Part(hop.name, *where, values, scalars, *sizes, reading.met_driver(hop, read.homes), seconds)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

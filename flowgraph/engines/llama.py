@@ -121,7 +121,7 @@ class Llama:
         self._queries: int = config.num_attention_heads
         self._dtype: torch.dtype = model.dtype
         self._computed = torch.float32 if copied else model.dtype
-        slots, columns = cache.kv_L2SHTD.shape[2], cache.kv_L2SHTD.shape[4]
+        slots, columns = cache.parts_LSHTD[0].shape[1], cache.parts_LSHTD[0].shape[3]
         self._rows, self._columns = [slots], [columns]
         self._logits_SV = torch.empty(slots, len(self._embedding_VD), dtype=self._computed)
         example = torch.empty(0, dtype=self._computed)
@@ -141,17 +141,18 @@ class Llama:
                 matrix.refresh()
         self._head.refresh()
 
-    def prompt(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """One prompt: its keys and values [L, 2, H, P, W], and its hidden states after the last norm [P, D]."""
-        kv_L2HPW = torch.empty(len(self._layers), 2, self._heads, len(tokens), self._width, dtype=self._dtype)
+    def prompt(self, tokens: Sequence[int]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """One prompt: its keys and values [L, H, P, W], and its hidden states after the last norm [P, D]."""
+        shape = (2, len(self._layers), self._heads, len(tokens), self._width)
+        keys_LHPW, values_LHPW = torch.empty(shape, dtype=self._dtype)
 
         def attend(at: int, layer: Layer, q_PAW: Tensor, kv_P2HW: Tensor) -> Tensor:
-            kv_L2HPW[at] = kv_P2HW.permute(1, 2, 0, 3)
-            keys_HPW, values_HPW = kv_L2HPW[at]
+            for held_HPW, part_PHW in zip((keys_LHPW[at], values_LHPW[at]), kv_P2HW.unbind(1), strict=True):
+                held_HPW.copy_(part_PHW.transpose(0, 1))
             mixed_1APW = F.scaled_dot_product_attention(
                 q_PAW.transpose(0, 1)[None],
-                keys_HPW[None],
-                values_HPW[None],
+                keys_LHPW[at][None],
+                values_LHPW[at][None],
                 is_causal=True,
                 scale=layer.scale,
                 enable_gqa=True,
@@ -159,7 +160,7 @@ class Llama:
             return mixed_1APW[0].transpose(0, 1)
 
         hidden_PD = self._forward(torch.tensor(tokens), torch.arange(len(tokens)), attend, self._layers)
-        return kv_L2HPW, hidden_PD
+        return (keys_LHPW, values_LHPW), hidden_PD
 
     def rows(self, count: int) -> int:
         """How many rows a step has that is to compute `count` of them."""
@@ -181,7 +182,7 @@ class Llama:
         bias_RHGC = bias_RC[:, None, None].expand(-1, self._heads, self._queries // self._heads, -1)
 
         def attend(at: int, layer: Layer, q_RAW: Tensor, kv_R2HW: Tensor) -> Tensor:
-            cache.write(at, kv_R2HW)
+            cache.write(at, *kv_R2HW.unbind(1))
             keys_RHCW, values_RHCW = cache.read(at, rows, columns)
             # The query heads of a key head as if they were positions.
             q_RHGW = q_RAW.reshape(rows, self._heads, -1, self._width)
@@ -199,8 +200,8 @@ class Llama:
         """
         random = torch.Generator().manual_seed(0)
         slots, columns = self._rows[-1], self._columns[-1]
-        for heads_HTW in self._cache.kv_L2SHTD[0].flatten(0, 1):
-            heads_HTW.normal_(generator=random)
+        for part_LSHTW in self._cache.parts_LSHTD:
+            part_LSHTW[0].normal_(generator=random)
         tokens_S = torch.randint(len(self._embedding_VD), (slots,), generator=random)
         shares_S = torch.rand(slots, generator=random)
 

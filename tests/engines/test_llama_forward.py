@@ -69,9 +69,17 @@ def test_it_computes_what_transformers_does(
     model = model_of(save(kind, tie_word_embeddings=False), dtype)
     prompt = [5, 9, 200, 7, 7, 31]
     assert ours(model)
-    own = [steps(model, prompt, 3), model.prefill(prompt).kv_L2HPD, torch.from_numpy(model.score(prompt))]
+    own = [
+        steps(model, prompt, 3),
+        torch.stack(model.prefill(prompt).parts_LHPD),
+        torch.from_numpy(model.score(prompt)),
+    ]
     model._llama = None
-    others = [steps(model, prompt, 3), model.prefill(prompt).kv_L2HPD, torch.from_numpy(model.score(prompt))]
+    others = [
+        steps(model, prompt, 3),
+        torch.stack(model.prefill(prompt).parts_LHPD),
+        torch.from_numpy(model.score(prompt)),
+    ]
     for mine, theirs in zip(own, others, strict=True):
         error = torch.dist(mine.float(), theirs.float()) / theirs.float().norm()
         assert error < (1e-5 if dtype == torch.float32 else 0.04)
@@ -108,7 +116,7 @@ def test_copies_are_made_of_bfloat16_where_it_is_slow_and_memory_suffices(
 def test_fewer_rows_and_columns_give_the_same_bits(tiny: Path, dtype: torch.dtype) -> None:
     model = model_of(tiny, dtype)
     llama = ours(model)
-    assert (llama._rows[-1], llama._columns[-1]) == (SLOTS, model._cache.kv_L2SHTD.shape[4])
+    assert (llama._rows[-1], llama._columns[-1]) == (SLOTS, model._cache.parts_LSHTD[0].shape[3])
     whole = steps(model, [5, 9, 200], 4)
     for rows in llama._rows:
         assert torch.equal(steps(model, [5, 9, 200], 4, rows), whole[:, :rows])

@@ -104,7 +104,27 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._layers = [part.unbind() for part in self.parts_LSHTD]  # by part, then by layer
         self._columns = columns
         self._rows_S = torch.arange(slots)
-        self.positions_S = torch.zeros(slots, dtype=torch.int64)
+
+    def at(self, positions_R: Tensor) -> None:
+        """Where the next step writes: the column of each of the first R slots."""
+        self._positions_R, self._rows_R = positions_R, self._rows_S[: len(positions_R)]
+        # Vectors of a part in one layer by number; of keys and values, which have as many heads.
+        heads = self.parts_LSHTD[0].shape[2]
+        first_RH = torch.arange(0, len(positions_R) * heads * self._columns, self._columns).view(-1, heads)
+        self._vectors_I = (first_RH + positions_R[:, None]).reshape(-1)
+
+    def write(self, layer: int, keys_RHD: Tensor, values_RHD: Tensor) -> None:
+        """The same as `update`, in half the time."""
+        for part, new_RHD in enumerate((keys_RHD, values_RHD)):
+            width = new_RHD.shape[2]
+            self._layers[part][layer].view(-1, width).index_copy_(
+                0, self._vectors_I, new_RHD.reshape(-1, width)
+            )
+
+    def read(self, layer: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first R slots in the first C columns: [R, H, C, D] each."""
+        keys_SHTD, values_SHTD = self._layers[0][layer], self._layers[1][layer]
+        return keys_SHTD[:rows, :, :columns], values_SHTD[:rows, :, :columns]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return self._put(0, key, layer_idx), self._put(1, value, layer_idx)
@@ -115,7 +135,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _put(self, part: int, new_SH1D: Tensor, layer: int) -> Tensor:
         held_SHTD: Tensor = self._layers[part][layer]
-        held_SHTD[self._rows_S, :, self.positions_S] = new_SH1D[:, :, 0]
+        held_SHTD[self._rows_R, :, self._positions_R] = new_SH1D[:, :, 0]
         return held_SHTD
 
     def fill(self, slot: int, parts_LHPD: Sequence[Tensor]) -> None:
@@ -124,6 +144,10 @@ class SlotCache(Cache):  # type: ignore[misc]
             tokens = part_LHPD.shape[2]
             held_LSHTD[:, slot, :, :tokens] = part_LHPD
             held_LSHTD[:, slot, :, tokens:] = 0
+
+    def move(self, slot: int, to: int) -> None:
+        for held_LSHTD in self.parts_LSHTD:
+            held_LSHTD[:, to] = held_LSHTD[:, slot]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # unused: masks and positions are given

@@ -25,7 +25,7 @@ def uniform(key: int, position: int) -> float:
 class Sampler:
     """Draws one token per row by inverting the cumulative distribution.
 
-    It keeps its work space of [S, V] floats: fresh pages would cost more than the arithmetic.
+    It keeps its work space for at most `rows` rows: fresh pages would cost more than the arithmetic.
     """
 
     def __init__(self, rows: int, vocabulary: int) -> None:
@@ -42,7 +42,7 @@ class Sampler:
         """
         tiny = torch.finfo(torch.float32).tiny
         divisors_S1 = torch.tensor([[max(t, tiny) if t else 1.0] for t in temperatures], dtype=torch.float32)
-        work_SV = self._work_SV.copy_(logits_SV)
+        work_SV = self._work_SV[: len(logits_SV)].copy_(logits_SV)
         largest_S1 = work_SV.amax(dim=1, keepdim=True)
         # The largest becomes 0 before the division, so that no temperature is too small.
         work_SV.sub_(largest_S1)

@@ -1,7 +1,8 @@
 """A Hugging Face causal model over a fixed number of slots: the tensors of the `transformers` engine.
 
-Every decode step runs all S slots against all T columns of the cache, used or not: with shapes that never
-change, the bits of a row depend on the row alone. A prompt is prefilled by itself, at the shape [1, P].
+A decode step runs all S slots against all T columns of the cache, used or not: with shapes that never change, the
+bits of a row depend on the row alone. A Llama-shaped model takes fewer where that gives the same bits (llama.py). A
+prompt is prefilled by itself, at the shape [1, P].
 
 Shapes: L layers, S slots, H key/value heads, G query heads per key/value head, T columns (the context),
 D head width, P prompt tokens, V vocabulary; B = S x H.
@@ -27,6 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowgraph.engines.caches import Prefix, PromptCache, SlotCache
+from flowgraph.engines.llama import Llama, is_llama, multiplies_copies
 from flowgraph.engines.routing import RECORDERS, Recorder, Rows
 from flowgraph.engines.weights.fit import refuse, unlike
 from flowgraph.models.directory import read_tensors
@@ -85,6 +87,7 @@ class SlotModel:
             ).eval()
         self._names = read_tensors(Path(model_dir)).keys()
         self._recorders: dict[str, Recorder] = {}
+        self._llama: Llama | None = None
         if layers_with_experts(name for name, _ in self._model.named_parameters()):
             self._model.set_experts_implementation("flowgraph_slots")
         config = self._model.config
@@ -105,10 +108,38 @@ class SlotModel:
         self._columns_T = torch.arange(columns)
         self._visible = torch.zeros((), dtype=dtype)
         self._hidden = torch.full((), -math.inf, dtype=dtype)
+        self.slots = slots
         self.vocabulary: int = config.vocab_size
         eos = self._model.generation_config.eos_token_id
         eos = config.eos_token_id if eos is None else eos
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+        if is_llama(self._model):
+            copied = multiplies_copies(self._model)
+            self._llama = self._checked(Llama(self._model, self._cache, copied), context)
+
+    @torch.inference_mode()
+    def _checked(self, llama: Llama, context: int) -> Llama | None:
+        """The same, unless it differs from transformers in a prompt or in the step after it."""
+        length = min(context - 1, 24)
+        prompt = [(7 * at + 3) % self.vocabulary for at in range(length)]
+        tokens, positions = [prompt[0]] * self.slots, [length] * self.slots
+        found = []
+        for self._llama in (None, llama):
+            prefix = self.prefill(prompt)
+            for slot in range(self.slots):
+                self.fill(slot, prefix)
+            logits_SV, _ = self.decode(tokens, positions)
+            found.append((*prefix.parts_LHPD, prefix.logits_V, logits_SV.clone()))
+        limit = 1e-3 if self._model.dtype == torch.float32 else 5e-2
+        errors = [
+            float(torch.dist(ours.float(), theirs.float()) / theirs.float().norm())
+            for theirs, ours in zip(*found, strict=True)
+        ]
+        if max(errors) > limit:
+            return None
+        llama.find_sizes()
+        self._cache.all_N.zero_()
+        return llama
 
     def recorder(self, name: str) -> Recorder:
         """What records a side channel. ModelError where that can't be done."""
@@ -119,6 +150,9 @@ class SlotModel:
     @torch.inference_mode()
     def prefill(self, prompt: Sequence[int], record: Iterable[str] = ()) -> Prefix:
         """Run one prompt of P tokens by itself. record: side channels"""
+        if self._llama and not record:
+            parts_LHPD, hidden_PD = self._llama.prompt(prompt)
+            return Prefix(parts_LHPD, self._llama.logits(hidden_PD[-1:])[0])
         cache, positions_1P = PromptCache(), torch.arange(len(prompt))[None]
         logits_1V, chosen = self._forward(torch.tensor([prompt]), positions_1P, None, cache, record)
         return Prefix(cache.parts, logits_1V[0], chosen)
@@ -128,17 +162,30 @@ class SlotModel:
         """Give a slot a prompt; whatever it held before is gone."""
         self._taken_cache().fill(slot, prefix.parts_LHPD)
 
+    def rows(self, count: int) -> int:
+        """How many slots a step computes that is to compute the first `count`; a row's bits don't depend on it."""
+        return self._llama.rows(count) if self._llama else self.slots
+
+    @torch.inference_mode()
+    def move(self, slot: int, to: int) -> None:
+        """Give what a slot holds to another one."""
+        self._taken_cache().move(slot, to)
+
     @torch.inference_mode()
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], record: Iterable[str] = ()
     ) -> tuple[Tensor, dict[str, Rows]]:
-        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V], and of the side
-        channels to be recorded what was chosen for those tokens.
+        """Feed the first slots, as many as `rows` says, one token each at its position (any in a free slot).
+
+        Returns their logits [R, V], which the next call may overwrite, and of the side channels to be recorded what
+        was chosen for those tokens.
         """
         cache = self._taken_cache()
+        if self._llama:
+            return self._llama.step(tokens, positions), {}
         positions_S = torch.tensor(positions)
         mask_ST = torch.where(self._columns_T <= positions_S[:, None], self._visible, self._hidden)
-        cache.positions_S = positions_S
+        cache.at(positions_S)
         tokens_S1 = torch.tensor(tokens)[:, None]
         return self._forward(tokens_S1, positions_S[:, None], mask_ST[:, None, None, :], cache, record)
 
@@ -184,7 +231,10 @@ class SlotModel:
     def score(self, prompt: Sequence[int]) -> npt.NDArray[np.float32]:
         """f32[P]: the log-probability of each token given those before it, without any cache; 0 for the first."""
         ids_1P = torch.tensor([list(prompt)])
-        logits_PV = self._model(input_ids=ids_1P, use_cache=False).logits[0].float()
+        if self._llama:
+            logits_PV = self._llama.logits(self._llama.prompt(prompt)[1]).float()
+        else:
+            logits_PV = self._model(input_ids=ids_1P, use_cache=False).logits[0].float()
         chosen_Q1 = logits_PV[:-1].log_softmax(dim=-1).gather(1, ids_1P[0, 1:, None])
         return np.concatenate([np.zeros(1, np.float32), chosen_Q1[:, 0].numpy()])
 
@@ -201,6 +251,12 @@ class SlotModel:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 targets[name].copy_(tensor)
+        self.changed()
+
+    def changed(self) -> None:
+        """To be called after somebody wrote to the tensors of `weights`."""
+        if self._llama:
+            self._llama.refresh()
 
     def check_weights(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         """ValueError unless `load_weights` would take them; the model's own tensors by name."""

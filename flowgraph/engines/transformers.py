@@ -6,7 +6,7 @@ Life of a request:
 1. `generate` checks it and queues it; the loop runs as a task while there is anything to compute.
 2. When a slot is free, the oldest waiting request is admitted: its prompt is prefilled, unless a sibling's
    prefill is still cached, and its first token is sampled from the prompt's last logits.
-3. Each step decodes all slots by one token and samples each running request's next one.
+3. Each step decodes the slots in use by one token and samples each running request's next one.
 4. After EOS, a completed stop string, max_new_tokens or an abort, the future resolves and the slot is free.
 
 Between two admissions or steps the loop yields once to the event loop; there requests, aborts and pauses
@@ -222,7 +222,10 @@ class TransformersEngine:
         model = self._open()
         if not self._paused:
             raise RuntimeError("weights may change only while the engine is paused")
-        apply(delta, model.weights(), at=self._version)
+        try:
+            apply(delta, model.weights(), at=self._version)
+        finally:
+            model.changed()
         self._prefixes.clear()
         self._version = delta.version
 
@@ -307,9 +310,10 @@ class TransformersEngine:
         return prefix
 
     def _decode(self) -> None:
-        """One token for every running request. Free slots are computed too: the shapes never change."""
-        tokens, positions = [0] * self._slots, [0] * self._slots
-        temperatures, draws = [1.0] * self._slots, [0.0] * self._slots
+        """One token for every running request. Free slots among the first are computed too."""
+        rows = self._compact()
+        tokens, positions = [0] * rows, [0] * rows
+        temperatures, draws = [1.0] * rows, [0.0] * rows
         running = [(slot, request) for slot, request in enumerate(self._running) if request is not None]
         for slot, request in running:
             tokens[slot], positions[slot] = request.ids[-1], request.position
@@ -321,6 +325,16 @@ class TransformersEngine:
             for name, recording in request.recordings.items():
                 recording.take(positions[slot], chosen[name][slot : slot + 1])
             self._append(request, sampled[slot], logprobs[slot])
+
+    def _compact(self) -> int:
+        """Move requests to the first slots where a step over fewer slots then computes them all; returns how many."""
+        rows = self._open().rows(self._slots - self._running.count(None))
+        for slot, request in enumerate(self._running[rows:], rows):
+            if request is not None:
+                request.slot = self._running.index(None)
+                self._open().move(slot, request.slot)
+                self._running[request.slot], self._running[slot] = request, None
+        return rows
 
     def _append(self, request: Request, token: int, logprob: float) -> None:
         """Give a request its next token; finish it if that is its last one."""

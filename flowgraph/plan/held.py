@@ -1,6 +1,7 @@
 """What a process holds beside its arena: the tensors of its engine and its learner, in bytes.
 
-Activations, scratch and libraries are not counted: they depend on what runs.
+Activations, scratch and libraries are not counted: they depend on what runs. Nor are the copies that the engine
+`transformers` multiplies instead of its weights, which depend on the processor.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {
     f"flowgraph.engines.{name}"
     for name in (
-        *("transformers", "slots", "caches", "request", "routing", "sampling", "memory", "embedded"),
+        *("transformers", "slots", "caches", "request", "routing", "sampling", "memory", "embedded", "llama"),
         *("served.staging", "served.verify", "served.transports", "served.launch", "served.serve"),
         *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),

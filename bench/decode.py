@@ -44,6 +44,7 @@ def answers(engine: Any, prompts: Any, budgets: list[int], turn: int) -> float:
         )
         await asyncio.gather(*asked)
 
+    engine._prefixes.clear()  # a round before had the same prompts
     began = CLOCK()
     asyncio.run(all_of_them())
     return CLOCK() - began

@@ -17,8 +17,17 @@ from flowgraph.engines.protocol import (
     Synced,
 )
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
-from flowgraph.learners.protocol import Aggregation, Learner, Losses, TokenLoss, Tokens, token_loss
+from flowgraph.learners.protocol import (
+    Aggregation,
+    Learner,
+    Losses,
+    TokenLoss,
+    Tokens,
+    check_aggregation,
+    token_loss,
+)
 from flowgraph.learners.protocol import Rows as TrainRows
+from flowgraph.learners.rows import take as take_rows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
 from flowgraph.spec.outputs import outputs
@@ -156,6 +165,7 @@ __all__ = [
     "TrainRows",
     "Version",
     "audit",
+    "check_aggregation",
     "compile",
     "diff",
     "draw",
@@ -167,5 +177,6 @@ __all__ = [
     "outputs",
     "run",
     "simulate",
+    "take_rows",
     "token_loss",
 ]

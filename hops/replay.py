@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer, UInt64
 
 from flowgraph import (
+    Aggregation,
     Array,
     Backlog,
     Below,
@@ -28,12 +29,12 @@ from flowgraph import (
     Scalars,
     Side,
     SideChannel,
-    TiledOver,
     TrainRows,
     effect,
 )
 from hops.rollout import sample, trajectory, validate
-from hops.train import Trained
+from hops.train import Trained, columns, train
+from hops.train import validate as validate_train
 
 
 class Routed(NamedTuple):
@@ -140,18 +141,28 @@ def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Si
     return Side(np.zeros(empty, np.uint8), np.zeros(empty[0], np.bool_))
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version")
+def _validate(*, replay: bool = True, **options: Any) -> None:
+    validate_train(**options)
+
+
+@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate)
 def train_routed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
     response_mask: Annotated[Bool[Array, "token"], Mask()],
     logprobs: Float32[Array, "token"],
-    advantages: Annotated[Float32[Array, "token"], TiledOver("leaf", mask="response_mask")],
+    advantages: Float32[Array, "token"],
     recorded: Annotated[Bool[Array, "token"], Mask()],
     routed_experts: Integer[Array, "token layers top_k"],
+    trajectory: Int64[Array, "leaf"] | None = None,
+    reference: Float32[Array, "token"] | None = None,
+    old: Float32[Array, "token"] | None = None,
     *,
     learner: Learner,
     loss: Callable[..., Any],
+    aggregate: Aggregation = "token-mean",
+    length: int | None = None,
+    minibatches: int = 1,
     replay: bool = True,
 ) -> Trained:
     """Train on a batch, as `hops.train.step` does, with the experts that rollout chose, where they were recorded.
@@ -161,23 +172,30 @@ def train_routed(
     `routing_mismatch`, the share of these, in all layers with experts, for which training executed others.
     """
     side = {"routed_experts": routed_experts}
-    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
-    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
+    fields = columns(advantages=advantages, logprobs=logprobs, reference=reference, old=old)
+    rows = TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded, trajectory)
+    return train(learner, rows, minibatches, loss=loss, aggregate=aggregate, length=length, replay=replay)
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version")
+@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate)
 def train_indexed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
     response_mask: Annotated[Bool[Array, "token"], Mask()],
     logprobs: Float32[Array, "token"],
-    advantages: Annotated[Float32[Array, "token"], TiledOver("leaf", mask="response_mask")],
+    advantages: Float32[Array, "token"],
     recorded: Annotated[Bool[Array, "token"], Mask()],
     routed_experts: Integer[Array, "token layers top_k"],
     indexer_topk: Integer[Array, "token layers index_top_k"],
+    trajectory: Int64[Array, "leaf"] | None = None,
+    reference: Float32[Array, "token"] | None = None,
+    old: Float32[Array, "token"] | None = None,
     *,
     learner: Learner,
     loss: Callable[..., Any],
+    aggregate: Aggregation = "token-mean",
+    length: int | None = None,
+    minibatches: int = 1,
     replay: bool = True,
 ) -> Trained:
     """Train on a batch, as `train_routed` does, with the experts and the attended positions that rollout chose.
@@ -185,18 +203,6 @@ def train_indexed(
     One metric more: `indexer_mismatch`, of the positions what `routing_mismatch` is of the experts.
     """
     side = {"routed_experts": routed_experts, "indexer_topk": indexer_topk}
-    rows = _rows(tokens, leaf_offsets, response_mask, logprobs, advantages, side, recorded)
-    return Trained(metrics=learner.step(rows, loss, replay=replay), weights=learner.weights())
-
-
-def _rows(
-    tokens: np.ndarray[Any, Any],
-    leaf_offsets: np.ndarray[Any, Any],
-    response_mask: np.ndarray[Any, Any],
-    logprobs: np.ndarray[Any, Any],
-    advantages: np.ndarray[Any, Any],
-    side: dict[str, np.ndarray[Any, Any]],
-    recorded: np.ndarray[Any, Any],
-) -> TrainRows:
-    fields = {"advantages": np.array(advantages), "logprobs": np.array(logprobs)}
-    return TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded)
+    fields = columns(advantages=advantages, logprobs=logprobs, reference=reference, old=old)
+    rows = TrainRows(tokens, leaf_offsets, response_mask, fields, side, recorded, trajectory)
+    return train(learner, rows, minibatches, loss=loss, aggregate=aggregate, length=length, replay=replay)

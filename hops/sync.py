@@ -75,7 +75,7 @@ async def publish_checked(
 ) -> Published:
     """`publish`, and then a test of the whole way: the engine scores leaves of the batch as the learner does.
 
-    rescored: f32[token], the learner's log-probabilities after the step, from `hops.train.rescore`. The engine's of
+    rescored: f32[token], the learner's log-probabilities after the step, from `hops.train.score`. The engine's of
     the response tokens of the first `leaves` leaves must be within `bound` of them, or the run fails by name. In
     float32 the two agree to about 3e-5; in bfloat16 they differ by up to 0.3.
     One metric more: `gap`, the largest difference.

@@ -6,23 +6,9 @@ it comes last. So gradients are added up before anything is divided, and no spli
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
 from .protocol import Aggregation
-
-MODES = typing.get_args(Aggregation)
-
-
-def check_aggregation(mode: str, length: int | None) -> None:
-    """Raises ValueError for a mode that is none, and for a length where it says nothing or is missing."""
-    if mode not in MODES:
-        raise ValueError(f"aggregate must be one of {', '.join(MODES)}, not {mode!r}")
-    if mode == "seq-mean-token-sum-norm":
-        if length is None or length <= 0:
-            raise ValueError(f"aggregate {mode} divides by a fixed length; give length a number above 0")
-    elif length is not None:
-        raise ValueError(f"length says nothing with aggregate {mode}; leave it out")
 
 
 def needs_counts(mode: Aggregation) -> bool:

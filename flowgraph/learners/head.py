@@ -64,10 +64,19 @@ class Head:
     """The output embedding of a model: logits = (hidden · weightᵀ + bias) / temperature."""
 
     def __init__(self, layer: torch.nn.Module, temperature: float) -> None:
-        self._weight_VD: torch.nn.Parameter = layer.weight  # type: ignore[assignment]
-        self._bias_V: torch.nn.Parameter | None = getattr(layer, "bias", None)
+        self._layer = layer
         self._temperature = temperature
         self._gradient_VD: Tensor | None = None
+
+    @property
+    def _weight_VD(self) -> torch.nn.Parameter:
+        """As the layer has it now: where parameters are sharded it is another one once it is gathered."""
+        weight: torch.nn.Parameter = self._layer.weight  # type: ignore[assignment]
+        return weight
+
+    @property
+    def _bias_V(self) -> torch.nn.Parameter | None:
+        return getattr(self._layer, "bias", None)
 
     @torch.no_grad()
     def logprobs(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
@@ -116,7 +125,8 @@ class Head:
                 logits_CV, part, seen.logprobs, entropy_C, found, self._temperature
             )
             torch.mm(dlogits_CV, self._weight_VD, out=dhidden_UD[rows])
-            self._add_gradients(dlogits_CV, hidden_UD[rows])
+            if self._weight_VD.requires_grad:
+                self._add_gradients(dlogits_CV, hidden_UD[rows])
         sums["kept_tokens"] = float(kept_M.sum())
         sums["kept_sequences"] = float(torch.count_nonzero(kept_M))
         return HeadResult(sums, {name: torch.cat(parts) for name, parts in spread.items()}, dhidden_UD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ Totals = Callable[[dict[str, float]], Mapping[str, float]]
 _PIECE = 1 << 19
 
 
-def scale(step: int, schedule: Schedule, *, warmup: int, total_steps: int) -> float:
+def scale(step: int, schedule: Schedule, *, warmup: int, total_steps: int | None) -> float:
     """What the learning rate is multiplied by in step s = 1, 2, …, with W = warmup and T = total_steps.
 
     s ≤ W: s/W. Afterwards, with p = (s − 1 − W)/(T − W) in [0, 1]: constant 1; linear 1 − p; cosine
@@ -31,6 +31,7 @@ def scale(step: int, schedule: Schedule, *, warmup: int, total_steps: int) -> fl
         return step / warmup
     if schedule == "constant":
         return 1.0
+    assert total_steps is not None
     progress = min(1.0, (step - 1 - warmup) / (total_steps - warmup))
     return 1.0 - progress if schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
 
@@ -94,7 +95,7 @@ class MasterOptimizer:
         clip: float,
         warmup: int,
         schedule: Schedule = "constant",
-        total_steps: int = 0,
+        total_steps: int | None = None,
         totals: Totals = dict,
     ) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -103,8 +104,8 @@ class MasterOptimizer:
         self._schedule: Schedule = schedule
         self._total_steps, self._totals = total_steps, totals
         self._steps = 0
-        widest = max((slot.master for slot in self._slots), key=torch.Tensor.numel)
-        self._scratch = torch.empty(min(_PIECE, widest.numel()), dtype=widest.dtype)
+        largest = max((slot.master for slot in self._slots), key=torch.Tensor.numel, default=torch.empty(0))
+        self._scratch = torch.empty(min(_PIECE, largest.numel()), dtype=largest.dtype)
 
     def accumulate(self) -> None:
         """Keep the gradients in float32 sums: after each micro-batch, if there are several."""
@@ -178,9 +179,9 @@ class MasterAdamW(MasterOptimizer):
         *,
         betas: tuple[float, float],
         eps: float,
-        **options: object,
+        **options: Any,
     ) -> None:
-        super().__init__(parameters, **options)  # type: ignore[arg-type]
+        super().__init__(parameters, **options)
         self._betas, self._eps = betas, eps
 
     def _update(
@@ -211,6 +212,20 @@ class MasterSGD(MasterOptimizer):
         self, master: Tensor, gradient: Tensor, moments: list[Tensor], lr: float, decay: float, over: Tensor
     ) -> None:
         master.mul_(1 - lr * decay).sub_(gradient.div_(over), alpha=lr)
+
+
+def create_optimizer(
+    kind: str,
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    **options: Any,
+) -> MasterOptimizer:
+    """kind: adamw or sgd; betas and eps are AdamW's. Parameters that are not trained are left out."""
+    if kind == "sgd":
+        return MasterSGD(parameters, **options)
+    return MasterAdamW(parameters, betas=betas, eps=eps, **options)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ function handed to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -71,16 +72,19 @@ class Losses(NamedTuple):
 TokenLoss = Callable[[Tokens], Losses]
 
 
-def token_loss(*, whole: bool = False, masks: bool = False) -> Callable[[TokenLoss], TokenLoss]:
-    """Mark a loss that looks across tokens.
+def token_loss(
+    *, whole: bool = False, masks: bool = False, reads: Sequence[str] = ()
+) -> Callable[[TokenLoss], TokenLoss]:
+    """Mark a loss with what it is.
 
     whole: it looks across the tokens of a sequence, so that it gets all of them in one call (the logits of a whole
         micro-batch then exist at once: positions · vocabulary)
     masks: it may leave tokens out (`Losses.kept`)
+    reads: the fields that it reads; an input of the hop that gives one of them is then no longer optional
     """
 
     def mark(loss: TokenLoss) -> TokenLoss:
-        loss.whole, loss.masks = whole, masks  # type: ignore[attr-defined]
+        loss.whole, loss.masks, loss.reads = whole, masks, tuple(reads)  # type: ignore[attr-defined]
         return loss
 
     return mark
@@ -93,6 +97,18 @@ def token_loss(*, whole: bool = False, masks: bool = False) -> Callable[[TokenLo
 #   seq-mean-token-sum       Σ_i Σ_t ℓ / S
 #   seq-mean-token-sum-norm  Σ_i Σ_t ℓ / (S · length)     with a fixed length (Dr. GRPO, arXiv 2503.20783)
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+def check_aggregation(mode: str, length: int | None) -> None:
+    """Raises ValueError for a mode that is none, and for a length where it says nothing or is missing."""
+    modes = typing.get_args(Aggregation)
+    if mode not in modes:
+        raise ValueError(f"aggregate must be one of {', '.join(modes)}, not {mode!r}")
+    if mode == "seq-mean-token-sum-norm":
+        if length is None or length <= 0:
+            raise ValueError(f"aggregate {mode} divides by a fixed length; give length a number above 0")
+    elif length is not None:
+        raise ValueError(f"length says nothing with aggregate {mode}; leave it out")
 
 
 class Learner(Protocol):

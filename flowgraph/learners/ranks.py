@@ -63,7 +63,7 @@ class Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         wait = timedelta(seconds=self.deadline)
         with self._named("to meet"):
-            store = dist.FileStore(self._path, self.of)
+            store = dist.FileStore(self._path, self.of)  # type: ignore[attr-defined]
             store.set_timeout(wait)
             self._store = store
             self._note("process", str(os.getpid()))
@@ -72,36 +72,28 @@ class Ranks:
             )
             self._mesh = dist.device_mesh.init_device_mesh("cpu", (self.of,), mesh_dim_names=("trajectory",))
 
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sum of each value over the ranks, in float64, the same bits on all. All give the same names."""
-        return self._reduce(values, "SUM")
-
-    def most(self, value: int) -> int:
-        """The largest over the ranks."""
-        return int(self._reduce({"": float(value)}, "MAX")[""])
-
-    def gather(self, mine: Any) -> list[Any]:
-        """What each rank gives, anything small that pickles, in the order of ranks; the same on all."""
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, by rank; on all of them. Pickled: for numbers, and small arrays."""
         if self.of == 1:
-            return [mine]
+            return [value]
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.of
-        with self._named("to hear what each has"):
-            dist.all_gather_object(found, mine)
+        with self._named("for numbers of the batch"):
+            dist.all_gather_object(found, value)
         return found
 
-    def _reduce(self, values: Mapping[str, float], how: str) -> dict[str, float]:
-        if self.of == 1 or not values:
-            return dict(values)
-        import torch
-        import torch.distributed as dist
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Of each value over the ranks, the same bits on all; a name that one of them lacks is 0 there."""
+        total: dict[str, float] = {}
+        for each in self.gather(dict(values)):
+            for name, value in each.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
 
-        names = sorted(values)
-        tensor = torch.tensor([values[name] for name in names], dtype=torch.float64)
-        with self._named("to add up"):
-            dist.all_reduce(tensor, getattr(dist.ReduceOp, how))
-        return dict(zip(names, tensor.tolist(), strict=True))
+    def most(self, value: int) -> int:
+        """The largest over the ranks."""
+        return int(max(self.gather(value)))
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from flowgraph.models.quiet import no_progress_bar
 
@@ -42,6 +46,27 @@ def save_model(model: Any, model_dir: str, directory: str) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def saved_tensors(model: Any) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and the buffers that its files hold, by the model's own names; views."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *buffers.items())}
+
+
+def assemble(model: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A model of the same configuration that has these tensors, by the model's own names, tied ones once."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(model.config)
+    made.load_state_dict(tensors, strict=False, assign=True)
+    made.tie_weights()
+    lost = [name for name, tensor in made.state_dict().items() if tensor.is_meta]
+    assert not lost, f"nothing was given for {lost}"
+    made.generation_config = model.generation_config
+    return made
 
 
 def _readable(directory: Path) -> None:

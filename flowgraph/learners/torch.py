@@ -23,22 +23,24 @@ import torch
 from torch import Tensor
 
 from flowgraph.models.directory import read_tensors
-from flowgraph.models.names import weights_of
 from flowgraph.models.positions import has_indexer
 from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
-from .aggregate import check_aggregation, divisor
-from .head import Given, Head, HeadResult, Targets, TiedEmbedding
+from .aggregate import divisor
+from .head import Given, Head, HeadResult, Targets
+from .layers import compute_again, layers_of
+from .lora import adapt
 from .metrics import Part, metrics_of, share, totals
-from .optim import MasterAdamW
+from .optim import Schedule, create_optimizer
 from .pack import Micro, Packing, fill, positions, select
 from .pack import pack as pack_rows
-from .protocol import Aggregation, Rows, TokenLoss
+from .protocol import Aggregation, Rows, TokenLoss, check_aggregation
 from .ranks import ALONE, Ranks
+from .registry import LoraOptions
 from .replay import Channel, Replay, channel
 from .rows import check_rows
-from .save import save_model
+from .whole import Place, Whole
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +49,11 @@ class TorchLearner:
     """A `Learner` (see protocol.py) for one process.
 
     model_dir: a Hugging Face model directory
-    lr, betas, eps, weight_decay, clip, warmup: see `MasterAdamW`
+    lr, optimizer, betas, eps, weight_decay, clip, warmup, schedule, total_steps: see `optim.py`
     dtype: of parameters in forward and backward; the optimiser works on float32 masters whatever it is
     pack, max_tokens: how rows become micro-batches, see pack.py; max_tokens bounds memory, not the result
     temperature: logits are divided by it, as they were when sampled
+    checkpoint, frozen, lora: see `TorchOptions`
     weights_dtype: of the weights that it gives away, copies then; None for views of its own
     threads: of torch in this process; None leaves torch's own choice
     ranks: the processes that hold the model between them, this one among them
@@ -63,16 +66,22 @@ class TorchLearner:
         self,
         model_dir: str,
         *,
-        lr: float,
+        lr: float | None = None,
         dtype: str = "bfloat16",
         pack: Packing = "tree",
         max_tokens: int = 4096,
+        optimizer: str = "adamw",
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         clip: float = 1.0,
         warmup: int = 0,
+        schedule: Schedule = "constant",
+        total_steps: int | None = None,
         temperature: float = 1.0,
+        checkpoint: bool = False,
+        frozen: bool = False,
+        lora: LoraOptions | None = None,
         weights_dtype: str | None = None,
         threads: int | None = None,
         ranks: Ranks = ALONE,
@@ -92,21 +101,36 @@ class TorchLearner:
                 f"pack={pack!r} knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
-        self._backbone = self._model.base_model
         self._head = Head(self._model.get_output_embeddings(), temperature)
-        self._embedding = _tied_embedding(self._model)
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+        self._dtype: torch.dtype = self._model.dtype
+        if frozen:
+            self._model.requires_grad_(False)
+        if lora is not None:
+            adapt(self._model, lora)
+        self._place: Place = Whole(self._model, lora)
         _probe(self._model, self._forward, self._head, pack)
-        self._optimizer = MasterAdamW(
-            self._model.parameters(),
-            lr=lr,
+        if checkpoint:
+            compute_again(layers_of(self._model))
+        if ranks.of > 1:
+            from .sharded import Sharded
+
+            self._place = Sharded(self._model, layers_of(self._model), ranks, lora)
+        self._frozen = frozen
+        self._optimizer = create_optimizer(
+            optimizer,
+            self._place.parameters(),
+            lr=lr or 0.0,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             clip=clip,
             warmup=warmup,
+            schedule=schedule,
+            total_steps=total_steps,
+            totals=ranks.sum,
         )
 
     def step(
@@ -124,7 +148,17 @@ class TorchLearner:
         Raises FloatingPointError for a loss or a gradient norm that is not finite; parameters and optimiser
         are then as before.
         """
+        if self._frozen:
+            raise RuntimeError(
+                "the learner is frozen: it scores rows and takes no step; train one without `frozen`"
+            )
         check_aggregation(aggregate, length)
+        with self._ranks.together("for a batch"):
+            return self._step(rows, loss, aggregate, length, replay)
+
+    def _step(
+        self, rows: Rows, loss: TokenLoss, aggregate: Aggregation, length: int | None, replay: bool
+    ) -> dict[str, float]:
         try:
             mine = self.accumulate(rows, loss, aggregate=aggregate, replay=replay)
             total = totals(self._ranks.gather(mine))
@@ -147,8 +181,7 @@ class TorchLearner:
     ) -> Part:
         """Forward and backward of this process's rows: their gradients are added up in the optimiser, undivided."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        micros = pack_rows(rows, self._pack, self._max_tokens)
-        micros = fill(micros, self._ranks.most(len(micros)), self._pack)
+        micros = self._micros(pack_rows(rows, self._pack, self._max_tokens))
         chosen = self._replay(rows, replay)
         sums = {
             "tokens": float(rows.mask.sum()),
@@ -180,53 +213,53 @@ class TorchLearner:
         self, micro: Micro, rows: Rows, loss: TokenLoss, aggregate: Aggregation, chosen: Replay | None
     ) -> HeadResult:
         """Add one micro-batch's gradient; returns its share of loss, entropy and the loss's metrics."""
-        inputs = _inputs(micro, self._model.dtype)
-        token_BL = inputs["input_ids"]
-        embedded_BLD = self._embedding(token_BL) if self._embedding else None
-        if embedded_BLD is not None:
-            inputs |= {"input_ids": None, "inputs_embeds": embedded_BLD}
-        hidden_UD = self._hidden(inputs, micro, chosen)
-        given = _given(micro, rows, self._model.dtype)
-        result = self._head.backward(hidden_UD.detach(), _targets(micro), given, loss, aggregate)
-        torch.autograd.backward(hidden_UD, result.dhidden_UD)
-        if self._embedding and embedded_BLD is not None:
-            assert embedded_BLD.grad is not None
-            self._embedding.backward(token_BL, embedded_BLD.grad)
+        # Around all of it: where activations are computed again, what was recorded has to be put in again.
+        with chosen.forward(micro) if chosen else nullcontext():
+            hidden_UD = self._forward(micro)
+            given = _given(micro, rows, self._dtype)
+            result = self._head.backward(hidden_UD.detach(), _targets(micro), given, loss, aggregate)
+            self._place.backward(hidden_UD, result.dhidden_UD)
         return result
 
-    def _forward(self, micro: Micro, chosen: Replay | None = None) -> Tensor:
+    def _forward(self, micro: Micro) -> Tensor:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
-        return self._hidden(_inputs(micro, self._model.dtype), micro, chosen)
-
-    def _hidden(self, inputs: dict[str, Any], micro: Micro, chosen: Replay | None) -> Tensor:
-        with chosen.forward(micro) if chosen else nullcontext():
-            out = self._backbone(**inputs)
-        hidden_TD: Tensor = out.last_hidden_state.flatten(0, 1)
-        return hidden_TD.index_select(0, torch.from_numpy(micro.predictor_U))
+        hidden_BLD = self._place.forward(_inputs(micro, self._dtype))
+        return hidden_BLD.flatten(0, 1).index_select(0, torch.from_numpy(micro.predictor_U))
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
-        check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
-        for micro in pack_rows(rows, self._pack, self._max_tokens):
-            hidden_UD = self._forward(micro, chosen)
-            out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+        with self._ranks.together("to score a batch"):
+            check_rows(rows, vocabulary=self._vocabulary, context=self._context)
+            out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
+            for micro in self._micros(pack_rows(rows, self._pack, self._max_tokens)):
+                with chosen.forward(micro) if chosen else nullcontext():
+                    hidden_UD = self._forward(micro)
+                if len(micro.source_N):
+                    out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+                self._place.done()
         return out
+
+    def _micros(self, micros: list[Micro]) -> list[Micro]:
+        """As many on each rank as on the one that has most."""
+        return fill(micros, self._ranks.most(len(micros)), self._pack)
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
-        found = weights_of(self._model, self._names)
+        with self._ranks.together("for weights"):
+            found = self._place.weights(self._names)
         return {name: tensor.to(self._given) for name, tensor in found.items()} if self._given else found
 
     def save(self, directory: str) -> None:
         """See `Learner.save`; an existing directory of that name is replaced."""
-        save_model(self._model, self._model_dir, directory)
+        with self._ranks.together("to save the model"):
+            self._place.save(self._model_dir, directory)
 
     def close(self) -> None:
         """Free the model and the optimiser. Harmless when repeated."""
-        for name in ("_model", "_backbone", "_head", "_embedding", "_optimizer", "_channels"):
+        for name in ("_model", "_place", "_head", "_optimizer", "_channels"):
             self.__dict__.pop(name, None)
+        self._ranks.close()
 
 
 def _check_config(
@@ -234,7 +267,7 @@ def _check_config(
     dtype: str,
     how: str,
     max_tokens: int,
-    lr: float,
+    lr: float | None,
     clip: float,
     warmup: int,
     temperature: float,
@@ -248,7 +281,7 @@ def _check_config(
     for name, value in (("max_tokens", max_tokens), ("clip", clip), ("temperature", temperature)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value}")
-    for name, value in (("lr", lr), ("warmup", warmup)):
+    for name, value in (("lr", lr or 0.0), ("warmup", warmup)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be finite and not negative, not {value}")
 
@@ -263,13 +296,6 @@ def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
         )
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
     return model.eval()
-
-
-def _tied_embedding(model: Any) -> TiedEmbedding | None:
-    """Only for a plain embedding: one that scales or projects is left to autograd."""
-    layer = model.get_input_embeddings()
-    tied = layer.weight is model.get_output_embeddings().weight
-    return TiedEmbedding(layer) if tied and type(layer) is torch.nn.Embedding else None
 
 
 def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:

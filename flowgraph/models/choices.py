@@ -46,16 +46,20 @@ WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 
 class Captured:
-    """What the last forward chose, in those of a model's layers that make a choice; they come in order."""
+    """What the last whole forward chose, in those of a model's layers that make a choice; they come in order.
+
+    A backward that computes layers again, the last one first, adds nothing.
+    """
 
     def __init__(self, layers: int, choosing: tuple[int, ...]) -> None:
         self._layers, self._at = layers, choosing
+        self._coming: list[Tensor] = []
         self._chosen: list[Tensor] = []
 
     @property
     def indices(self) -> Tensor:
         """i64[T, layer, k]; 0 in layers without a choice. RuntimeError when no forward came to its last layer."""
-        if len(self._chosen) != len(self._at):
+        if not self._chosen:
             raise RuntimeError("no forward of the model was completed while its choices were captured")
         some_TMK = torch.stack(self._chosen, dim=1)
         if len(self._at) == self._layers:
@@ -67,8 +71,12 @@ class Captured:
     def take(self, layer: int, chosen_TK: Tensor) -> None:
         """A layer has chosen."""
         if layer == self._at[0]:
-            self._chosen = []
-        self._chosen.append(chosen_TK)
+            self._coming = []
+        if self._at[len(self._coming) :][:1] != (layer,):
+            return
+        self._coming.append(chosen_TK)
+        if len(self._coming) == len(self._at):
+            self._chosen = self._coming
 
 
 class Choices:

@@ -148,6 +148,27 @@ def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
                     )
                     yield Diagnostic("FG304", graph.owners[node.owner].place, message, help)
             yield from _temperatures(graph, node.owner, writer.owner, learner.temperature)
+    yield from _scores(graph)
+
+
+def _scores(graph: Graph) -> Iterator[Diagnostic]:
+    """FG304: what one learner scores and another trains with, both score at one temperature."""
+    for node in graph.nodes.values():
+        for binding in node.bindings:
+            writer = graph.nodes[binding.producer]
+            if not binding.is_column or {node.spec.facts.uses, writer.spec.facts.uses} != {"learner"}:
+                continue
+            theirs, ours = (_warmth(graph, one.owner) for one in (writer, node))
+            if theirs is not None and ours is not None and theirs != ours:
+                trains = f"owner {node.owner} trains at {ours:g}"
+                message = f"owner {writer.owner} scores at temperature {theirs:g}, and {trains}"
+                help = f"set temperature: {ours:g} under owners.{writer.owner}.learner too"
+                yield Diagnostic("FG304", binding.decl.place, message, help)
+
+
+def _warmth(graph: Graph, owner: str) -> float | None:
+    """The temperature of an owner's learner, if it has one."""
+    return getattr(graph.owners[owner].learner, "temperature", None) if owner in graph.owners else None
 
 
 def _temperatures(graph: Graph, owner: str, trainer: str, trained: float) -> Iterator[Diagnostic]:

@@ -19,7 +19,21 @@ HEAVY = {
         *("served.deltas", "served.group", "served.handover", "served.session"),
         *("weights.stage", "weights.delta", "weights.layout", "weights.checksum", "weights.fit"),
     )
-} | {f"flowgraph.learners.{name}" for name in ("torch", "attention", "head", "optim", "replay")}
+} | {
+    f"flowgraph.learners.{name}"
+    for name in (
+        "torch",
+        "attention",
+        "head",
+        "optim",
+        "replay",
+        "save",
+        "sharded",
+        "whole",
+        "layers",
+        "lora",
+    )
+}
 HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names", "flowgraph.models.positions"}
 FOREIGN = {"torch", "transformers", "ray", "sglang"}
 

@@ -19,6 +19,7 @@ from flowgraph.engines.protocol import (
 from flowgraph.errors import CheckError, Diagnostic, FlowgraphError, ModelError, Rejected, RunError
 from flowgraph.learners.protocol import (
     Aggregation,
+    Critic,
     Learner,
     Losses,
     TokenLoss,
@@ -115,6 +116,7 @@ __all__ = [
     "Below",
     "CheckError",
     "Credit",
+    "Critic",
     "Derivable",
     "Diagnostic",
     "Diagram",

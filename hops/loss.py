@@ -70,10 +70,10 @@ def policy_gradient(
         surrogate, ratio, old, clip_low, clip_high, clip_dual, weight, weight_outside, weight_min, weight_max
     )
     _check_terms(kl, kl_coef, entropy_coef)
-    reads = ("advantages", "logprobs")[: 2 if old == "rollout" or weight else 1]
-    reads += ("reference",) if kl else ()
+    whole = "sequence" in (ratio, weight)
+    reads = ("trajectory",) * whole + ("reference",) * (kl is not None)
 
-    @token_loss(whole="sequence" in (ratio, weight), masks=weight_outside == "drop", reads=reads)
+    @token_loss(whole=whole, masks=weight_outside == "drop", reads=reads, before=old == "train")
     def loss(tokens: Tokens) -> Losses:
         before = _before(tokens, old)
         r = likelihood_ratio(before, tokens, ratio)

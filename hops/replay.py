@@ -33,7 +33,7 @@ from flowgraph import (
     effect,
 )
 from hops.rollout import sample, trajectory, validate
-from hops.train import Trained, columns, train
+from hops.train import NEEDS, Trained, columns, train
 from hops.train import validate as validate_train
 
 
@@ -145,7 +145,7 @@ def _validate(*, replay: bool = True, **options: Any) -> None:
     validate_train(**options)
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate)
+@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate, needs=NEEDS)
 def train_routed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
@@ -177,7 +177,7 @@ def train_routed(
     return train(learner, rows, minibatches, loss=loss, aggregate=aggregate, length=length, replay=replay)
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate)
+@effect(uses=Learner, owner="trainer", lifetime="version", validate=_validate, needs=NEEDS)
 def train_indexed(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],

@@ -43,7 +43,11 @@ def validate(
         raise ValueError(f"minibatches must be at least 1, not {minibatches}")
 
 
-@effect(uses=Learner, owner="trainer", lifetime="version", validate=validate)
+# A sequence is a trajectory, and a trajectory may have several leaves.
+NEEDS = {f"aggregate=seq-mean-token-{of}": "trajectory" for of in ("mean", "sum", "sum-norm")}
+
+
+@effect(uses=Learner, owner="trainer", lifetime="version", validate=validate, needs=NEEDS)
 def step(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],
@@ -70,8 +74,8 @@ def step(
         their means; seq-mean-token-sum, of their sums; seq-mean-token-sum-norm, of their sums / `length`. Only tokens
         that the loss keeps count, over all ranks and micro-batches
     minibatches: the batch is cut into so many parts of whole trajectories, one optimiser step each. With more than one
-        the batch is scored once before the first (a forward pass more), unless `old` is given. Metrics are then the
-        means over the steps; counts are summed
+        the batch is scored once before the first (a forward pass more), unless `old` is given or the loss reads none.
+        Metrics are then the means over the steps; counts are summed
     """
     fields = columns(advantages=advantages, logprobs=logprobs, reference=reference, old=old)
     rows = TrainRows(tokens, leaf_offsets, response_mask, fields, trajectory=trajectory)
@@ -85,7 +89,7 @@ def columns(**given: Column | None) -> dict[str, Column]:
 
 def train(learner: Learner, rows: TrainRows, minibatches: int, **how: Any) -> Trained:
     """One optimiser step for each part of the batch. how: options of `Learner.step`."""
-    if minibatches > 1 and "old" not in rows.fields:
+    if minibatches > 1 and "old" not in rows.fields and getattr(how["loss"], "before", True):
         replay = {name: how[name] for name in ("replay",) if name in how}
         rows = rows._replace(fields={**rows.fields, "old": learner.logprobs(rows, **replay)})
     metrics = [learner.step(part, **how) for part in parts(rows, minibatches)]

@@ -16,7 +16,7 @@ size, V vocabulary, C predicting positions of one block; T = B·L packed positio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,24 @@ class HeadResult(NamedTuple):
     dhidden_UD: Tensor
 
 
+class TokenHead(Protocol):
+    """What makes of hidden states that which a loss reads of each masked token."""
+
+    def logits(self, hidden_CD: Tensor) -> Tensor:
+        """[C,V], as the model's own forward gives them; V = 1 for a value."""
+        ...
+
+    def read(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
+        """f32[N]: the log-probability of each token, or its value."""
+        ...
+
+    def backward(
+        self, hidden_UD: Tensor, targets: Targets, given: Given, loss: TokenLoss, mode: Aggregation
+    ) -> HeadResult:
+        """The summed loss; its gradient is added to the head's weights, and returned for hidden."""
+        ...
+
+
 class Head:
     """The output embedding of a model: logits = (hidden · weightᵀ + bias) / temperature."""
 
@@ -79,8 +97,8 @@ class Head:
         return getattr(self._layer, "bias", None)
 
     @torch.no_grad()
-    def logprobs(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
-        """f32[N]."""
+    def read(self, hidden_UD: Tensor, targets: Targets) -> Tensor:
+        """f32[N]: log-probabilities."""
         parts = []
         for rows, part in _blocks(hidden_UD, targets, _BLOCK):
             logits_CV = self.logits(hidden_UD[rows])
@@ -95,6 +113,10 @@ class Head:
 
         Raises FloatingPointError for a loss that is not finite, ValueError or TypeError for one of the wrong form.
         """
+        if marked(loss, "values"):
+            raise ValueError(
+                "the loss reads values, and this learner has none; set head: value under its owner's learner"
+            )
         wide = widened(hidden_UD.dtype)
         masked_M = torch.bincount(given.sequence_N, minlength=given.sequences).to(wide)
         whole = marked(loss, "whole") or (marked(loss, "masks") and needs_counts(mode))
@@ -115,7 +137,7 @@ class Head:
                 given.sequence_N[tokens],
                 given.sequences,
             )
-            found = _token_loss(loss, seen, mode, masked_M)
+            found = evaluate(loss, seen, mode, masked_M)
             kept_M += found.kept_M
             for name, value in found.sums.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -228,7 +250,7 @@ def _softmax_in_place(
     return target_logit_N - logsum_C1[targets.which_N, 0], entropy_C
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A block's loss: `HeadResult`'s sums and spread, kept tokens of each sequence, and the derivatives of the sum.
 
     dentropy_N: None where the loss does not use the entropy
@@ -241,7 +263,7 @@ class _Found(NamedTuple):
     dentropy_N: Tensor | None
 
 
-def _token_loss(loss: TokenLoss, seen: Tokens, mode: Aggregation, masked_M: Tensor) -> _Found:
+def evaluate(loss: TokenLoss, seen: Tokens, mode: Aggregation, masked_M: Tensor) -> Found:
     """masked_M: f[M], the masked tokens of each sequence in the micro-batch."""
     with torch.enable_grad():
         leaves = seen.logprobs.requires_grad_(), seen.entropy.requires_grad_()
@@ -264,7 +286,7 @@ def _token_loss(loss: TokenLoss, seen: Tokens, mode: Aggregation, masked_M: Tens
     sums = {name: float(values.detach().sum()) for name, values in told.items()}
     dlogprob_N = torch.zeros_like(leaves[0]) if derivatives[0] is None else derivatives[0]
     spread = {name: values.detach() for name, values in said.spread.items()}
-    return _Found({"loss": float(value.detach())} | sums, spread, kept_M, dlogprob_N, derivatives[1])
+    return Found({"loss": float(value.detach())} | sums, spread, kept_M, dlogprob_N, derivatives[1])
 
 
 def _checked(loss: TokenLoss, seen: Tokens) -> Losses:
@@ -291,7 +313,7 @@ def _dlogits_in_place(
     targets: Targets,
     logprob_N: Tensor,
     entropy_C: Tensor,
-    found: _Found,
+    found: Found,
     temperature: float,
 ) -> Tensor:
     """The gradient of the logits: over the tokens n that a row predicts the sum of

@@ -1,4 +1,4 @@
-"""The decoder layers of a model: what is gathered one at a time, and what keeps no activations."""
+"""The parts of a model: its head, and its decoder layers, which are gathered one at a time or keep no activations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+
+def head_of(model: Any) -> torch.nn.Module:
+    """The layer that a backbone's hidden states go through: a causal model's logits, a critic's one number."""
+    head: torch.nn.Module = model.get_output_embeddings() or model.score
+    return head
 
 
 def layers_of(model: Any) -> torch.nn.ModuleList:

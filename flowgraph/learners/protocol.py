@@ -43,6 +43,7 @@ class Tokens(NamedTuple):
     logprobs, entropy: f32[n], both with a graph: of the token, and of the distribution that it was drawn from
     fields: name → [n], see `Rows.fields`
     sequence: i64[n] in 0..sequences-1, the trajectory that each token is of
+    values: f32[n] with a graph, of a `Critic`, whose log-probabilities and entropy say nothing; None of any other
     """
 
     logprobs: Any
@@ -50,6 +51,7 @@ class Tokens(NamedTuple):
     fields: Mapping[str, Any]
     sequence: Any
     sequences: int
+    values: Any | None = None
 
 
 class Losses(NamedTuple):
@@ -73,18 +75,26 @@ TokenLoss = Callable[[Tokens], Losses]
 
 
 def token_loss(
-    *, whole: bool = False, masks: bool = False, reads: Sequence[str] = ()
+    *,
+    whole: bool = False,
+    masks: bool = False,
+    values: bool = False,
+    reads: Sequence[str] = (),
+    before: bool = True,
 ) -> Callable[[TokenLoss], TokenLoss]:
-    """Mark a loss with what it is.
+    """Mark a loss with what it is. One without a mark looks at each token alone, and keeps it.
 
     whole: it looks across the tokens of a sequence, so that it gets all of them in one call (the logits of a whole
         micro-batch then exist at once: positions · vocabulary)
     masks: it may leave tokens out (`Losses.kept`)
-    reads: the fields that it reads; an input of the hop that gives one of them is then no longer optional
+    values: it reads `Tokens.values`, and no log-probabilities: a loss for a `Critic`, and for no other learner
+    reads: inputs of the train hop that it can't do without; they are then no longer optional
+    before: it compares with the learner before the batch's first step, so that with several steps the batch is scored
     """
 
     def mark(loss: TokenLoss) -> TokenLoss:
-        loss.whole, loss.masks, loss.reads = whole, masks, tuple(reads)  # type: ignore[attr-defined]
+        marks = {"whole": whole, "masks": masks, "values": values, "reads": tuple(reads), "before": before}
+        loss.__dict__.update(marks)
         return loss
 
     return mark
@@ -155,6 +165,31 @@ class Learner(Protocol):
 
     def save(self, directory: str) -> None:
         """Write a Hugging Face model directory (safetensors, config, tokenizer), atomically."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Critic(Protocol):
+    """A learner of which the output is one number a token: what it expects of the rest, before the token is sampled."""
+
+    def values(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """f32[token]: the value of each masked token, read where its log-probability would be; 0 elsewhere."""
+        ...
+
+    def step(
+        self,
+        rows: Rows,
+        loss: TokenLoss,
+        *,
+        aggregate: Aggregation = "token-mean",
+        length: int | None = None,
+    ) -> dict[str, float]:
+        """As `Learner.step`, for a loss that is marked `values`; there is no entropy."""
+        ...
+
+    def save(self, directory: str) -> None:
+        """Write a Hugging Face directory of a model for token classification with one label."""
         ...
 
     def close(self) -> None: ...

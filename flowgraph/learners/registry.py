@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from flowgraph.learners.protocol import Learner
+from flowgraph.learners.protocol import Critic, Learner
 from flowgraph.learners.ranks import ALONE, Ranks
 
 
@@ -45,6 +45,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     frozen: only scores, as a reference does: no gradients, no optimiser, no step
     lora: train a low-rank update instead of the matrices; the weights given and saved have it added
     weights_dtype: of the weights that an engine gets, where it computes in another dtype; None for `dtype`
+    head: "value" makes it a critic, which gives a value a token in place of a log-probability
     """
 
     model: str
@@ -65,6 +66,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     frozen: bool = False
     lora: LoraOptions | None = None
     weights_dtype: Literal["bfloat16", "float32"] | None = None
+    head: Literal["tokens", "value"] = "tokens"
 
     @property
     def given(self) -> str:
@@ -83,6 +85,10 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
             raise ValueError(f"betas must be at least 0 and below 1, not {list(self.betas)}")
         if self.lr is None and not self.frozen:
             raise ValueError("a learner that trains needs lr; a model that only scores is frozen: true")
+        if self.head == "value" and self.lora is not None:
+            raise ValueError(
+                "the head of a critic is new and is trained whole: leave out lora, or head: value"
+            )
         self._check_unread()
         if self.schedule != "constant" and (self.total_steps or 0) <= self.warmup:
             raise ValueError(
@@ -95,6 +101,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
             ("frozen: true", self.frozen, _TRAINING),
             ("optimizer: sgd", self.optimizer == "sgd", ("betas", "eps")),
             ("schedule: constant", self.schedule == "constant", ("total_steps",)),
+            ("head: value", self.head == "value", ("temperature", "weights_dtype")),
         ]
         usual = {field.name: field.default for field in msgspec.structs.fields(type(self))}
         for what, holds, names in unread:
@@ -112,13 +119,19 @@ LearnerOptions = TorchOptions
 LEARNERS: dict[str, type[LearnerOptions]] = {"torch": TorchOptions}
 
 
-def create_learner(options: LearnerOptions, model_dir: str, *, threads: int, ranks: Ranks = ALONE) -> Learner:
-    """Load the learner, or this rank's part of it; every option but `model` is handed on by name.
+def create_learner(
+    options: LearnerOptions, model_dir: str, *, threads: int, ranks: Ranks = ALONE
+) -> Learner | Critic:
+    """Load the learner, or this rank's part of it; every option but `model` and `head` is handed on by name.
 
     With several ranks all its methods are collective; `step` and `logprobs` take this rank's rows, `weights`
     gives all on the first rank and {} on the others, and the first writes what `save` saves.
     """
     from flowgraph.learners.torch import TorchLearner
+    from flowgraph.learners.value import ValueLearner
 
-    named = {name: getattr(options, name) for name in options.__struct_fields__ if name != "model"}
-    return TorchLearner(model_dir, threads=threads, ranks=ranks, **named)
+    named = {
+        name: getattr(options, name) for name in options.__struct_fields__ if name not in ("model", "head")
+    }
+    kind = ValueLearner if options.head == "value" else TorchLearner
+    return kind(model_dir, threads=threads, ranks=ranks, **named)

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgraph.models.names import by_file_name
 
+from .layers import head_of
 from .lora import merged
 from .ranks import Ranks
 from .registry import LoraOptions
@@ -77,7 +78,7 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        self._head = model.get_output_embeddings()
+        self._head = head_of(model)
 
     def forward(self, inputs: dict[str, Any]) -> Tensor:
         hidden_BLD: Tensor = self._root(**inputs)

@@ -28,8 +28,8 @@ from flowgraph.models.quiet import no_progress_bar
 
 from . import attention
 from .aggregate import divisor
-from .head import Given, Head, HeadResult, Targets
-from .layers import compute_again, layers_of
+from .head import Given, Head, HeadResult, Targets, TokenHead
+from .layers import compute_again, head_of, layers_of
 from .lora import adapt
 from .metrics import Part, metrics_of, share, totals
 from .optim import Schedule, create_optimizer
@@ -92,7 +92,7 @@ class TorchLearner:
         self._ranks = ranks
         ranks.open()
         self._model_dir, self._pack, self._max_tokens = model_dir, pack, max_tokens
-        self._model = _load(model_dir, getattr(torch, dtype), pack)
+        self._model = self._load(model_dir, getattr(torch, dtype), pack)
         self._names = read_tensors(Path(model_dir)).keys()
         self._given: torch.dtype | None = getattr(torch, weights_dtype) if weights_dtype else None
         self._channels: dict[str, Channel] = {}
@@ -101,7 +101,7 @@ class TorchLearner:
                 f"pack={pack!r} knows no attention of {type(self._model).__name__}, which reads the positions that an "
                 "indexer chooses; use pack='padded'"
             )
-        self._head = Head(self._model.get_output_embeddings(), temperature)
+        self._head = self._make_head(temperature)
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._context = int(getattr(config, "max_position_embeddings", None) or 1 << 62)
@@ -132,6 +132,15 @@ class TorchLearner:
             total_steps=total_steps,
             totals=ranks.sum,
         )
+
+    def _load(self, model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
+        """The model; what is not its head is its `base_model`."""
+        from transformers import AutoModelForCausalLM
+
+        return load_model(AutoModelForCausalLM, model_dir, dtype, how)
+
+    def _make_head(self, temperature: float) -> TokenHead:
+        return Head(head_of(self._model), temperature)
 
     def step(
         self,
@@ -229,6 +238,10 @@ class TorchLearner:
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """See `Learner.logprobs`; at the learner's temperature."""
+        return self._read(rows, replay)
+
+    def _read(self, rows: Rows, replay: bool) -> npt.NDArray[np.float32]:
+        """f32[token]: what the head reads of the masked tokens, 0 elsewhere."""
         with self._ranks.together("to score a batch"):
             check_rows(rows, vocabulary=self._vocabulary, context=self._context)
             out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
@@ -236,7 +249,7 @@ class TorchLearner:
                 with chosen.forward(micro) if chosen else nullcontext():
                     hidden_UD = self._forward(micro)
                 if len(micro.source_N):
-                    out[micro.source_N] = self._head.logprobs(hidden_UD, _targets(micro)).numpy()
+                    out[micro.source_N] = self._head.read(hidden_UD, _targets(micro)).numpy()
                 self._place.done()
         return out
 
@@ -286,19 +299,16 @@ def _check_config(
             raise ValueError(f"{name} must be finite and not negative, not {value}")
 
 
-def _load(model_dir: str, dtype: torch.dtype, how: Packing) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def load_model(kind: Any, model_dir: str, dtype: torch.dtype, how: Packing, **config: Any) -> Any:
+    """kind: one of transformers' Auto classes; config: what its configuration has besides that of the files."""
     implementation = attention.register() if how != "padded" else None  # None: the model's own default
     with no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=implementation
-        )
+        model = kind.from_pretrained(model_dir, dtype=dtype, attn_implementation=implementation, **config)
     # Not train(): dropout would make the log-probabilities random, and the ratio of the first step not 1.
     return model.eval()
 
 
-def _probe(model: Any, forward: Callable[[Micro], Tensor], head: Head, how: Packing) -> None:
+def _probe(model: Any, forward: Callable[[Micro], Tensor], head: TokenHead, how: Packing) -> None:
     """Refuse a model that the packing does not fit, on two short rows that share a prompt.
 
     The second row's logits are computed by our backbone and head beside one first row, and by the model's own

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowgraph.models.names import by_file_name
 
 from .head import TiedEmbedding
+from .layers import head_of
 from .lora import merged
 from .registry import LoraOptions
 from .save import assemble, save_model, saved_tensors
@@ -104,5 +105,5 @@ class Whole:
 def _tied_embedding(model: Any) -> TiedEmbedding | None:
     """Only for a plain embedding that is trained: one that scales or projects is left to autograd."""
     layer = model.get_input_embeddings()
-    tied = layer.weight is model.get_output_embeddings().weight and layer.weight.requires_grad
+    tied = layer.weight is head_of(model).weight and layer.weight.requires_grad
     return TiedEmbedding(layer) if tied and type(layer) is torch.nn.Embedding else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from flowgraph.errors import Diagnostic, Note
 from flowgraph.ir.graph import Graph, Node
+from flowgraph.learners.protocol import Critic
 from flowgraph.passes.companions import life_needed
 from flowgraph.spec.reader import near
 from flowgraph.spec.types import LIFETIMES
@@ -36,6 +37,25 @@ def check_owners(graph: Graph) -> Iterator[Diagnostic]:
                 message = message.replace("a engine", "an engine")
                 help = f"add `{resource}:` to owner {node.owner}, or set owner: to one that has it"
                 yield Diagnostic("FG301", place, message, help)
+        yield from _heads(graph, node)
+
+
+def _heads(graph: Graph, node: Node) -> Iterator[Diagnostic]:
+    """Who uses a critic belongs to an owner whose learner has values; who uses a learner, to one without."""
+    learner = graph.owners[node.owner].learner
+    uses = [p.type for p in node.spec.params if p.detail == "learner"]
+    critic = Critic in uses
+    if learner is None or not uses or critic == (learner.head == "value"):
+        return
+    decl = graph.file.hops[node.name]
+    at = f"owners.{node.owner}.learner"
+    if critic:
+        message = f"hop {node.name} uses a critic, and the learner of owner {node.owner!r} gives no values"
+        help = f"set head: value under {at}, or set owner: to one that has it"
+    else:
+        message = f"hop {node.name} uses a learner, and that of owner {node.owner!r} is a critic"
+        help = f"remove head: value from {at}, or set owner: to one without"
+    yield Diagnostic("FG301", decl.owner_place or decl.place, message, help)
 
 
 def _missing_owners(graph: Graph) -> Iterator[Diagnostic]:
@@ -167,8 +187,9 @@ def _scores(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _warmth(graph: Graph, owner: str) -> float | None:
-    """The temperature of an owner's learner, if it has one."""
-    return getattr(graph.owners[owner].learner, "temperature", None) if owner in graph.owners else None
+    """The temperature of an owner's learner, where it scores tokens."""
+    learner = graph.owners[owner].learner if owner in graph.owners else None
+    return learner.temperature if learner is not None and learner.head != "value" else None
 
 
 def _temperatures(graph: Graph, owner: str, trainer: str, trained: float) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ import msgspec
 
 from flowgraph.engines.protocol import Engine
 from flowgraph.errors import Place
-from flowgraph.learners.protocol import Learner
+from flowgraph.learners.protocol import Critic, Learner
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec import types as T
 from flowgraph.spec.facts import check_facts
@@ -23,7 +23,12 @@ from flowgraph.spec.folds import check_fold
 from flowgraph.spec.ports import HopTypeError, Port, read_port
 
 HopKind = Literal["hop", "fold", "effect"]
-RESOURCES: dict[Any, str] = {Engine: "engine", Learner: "learner", Tokenizer: "tokenizer"}
+RESOURCES: dict[Any, str] = {
+    Engine: "engine",
+    Learner: "learner",
+    Critic: "learner",
+    Tokenizer: "tokenizer",
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -166,11 +171,12 @@ def effect(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    needs: Mapping[str, str] | None = None,
     described: str = "",
 ) -> Callable[[F], F]:
-    """Declare a function that uses a resource (`Engine` or `Learner`); `async def` runs many firings at once.
+    """Declare a function that uses a resource (`Engine`, `Learner` or `Critic`); `async def` runs many firings at once.
 
-    `described` as of `@hop`.
+    `needs` as of `@fold`, `described` as of `@hop`.
     """
     return _attach(
         kind="effect",
@@ -179,6 +185,7 @@ def effect(
         lifetime=lifetime,
         maps=maps,
         validate=validate,
+        needs=tuple((needs or {}).items()),
         described=described,
     )
 

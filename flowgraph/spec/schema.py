@@ -27,13 +27,22 @@ def graph_schema() -> dict[str, Any]:
 
 
 def shipped_hops() -> Iterator[str]:
-    """The import path of every hop of the library, in order; none where it is not installed."""
+    """The import path of every hop of the library, in order; none where it is not installed.
+
+    What a package takes from its own modules goes by the package's name.
+    """
     try:
         package = importlib.import_module(LIBRARY)
     except ImportError:
         return
+    told = set()
     for module in sorted(m.name for m in pkgutil.walk_packages(package.__path__, f"{LIBRARY}.")):
         for name, value in vars(importlib.import_module(module)).items():
             facts = getattr(value, "__flowgraph__", None)
-            if isinstance(facts, Facts) and value.__module__ == module:
+            if (
+                isinstance(facts, Facts)
+                and f"{value.__module__}.".startswith(f"{module}.")
+                and value not in told
+            ):
+                told.add(value)
                 yield f"{module}.{name}"

@@ -56,6 +56,15 @@ def test_L8_the_first_of_several_steps_is_on_policy_and_the_next_are_not(tiny: P
     assert digest(same.weights) == digest(out.weights)
 
 
+def test_a_loss_that_reads_no_scores_of_the_learner_costs_none(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tiny)
+    monkeypatch.setattr(one, "logprobs", None)
+    loss = policy_gradient(old="rollout")
+    assert step(**given(sampled(2, 5, 2, 6)), learner=one, loss=loss, minibatches=2).metrics["rows"] == 4
+
+
 def test_minibatches_are_whole_trajectories_in_the_order_of_the_batch() -> None:
     rows = sampled(2, 3, 3, 4)._replace(trajectory=np.array([7, 3, 7, 9, 3, 5]))
     cut = parts(rows, 2)

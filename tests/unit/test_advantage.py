@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowgraph import Tokens
 from flowgraph.passes.pipeline import load
 from hops.advantage import Advantages, grpo, opo, rloo
 from hops.loss import policy_gradient
@@ -221,8 +222,9 @@ def test_an_empty_response_counts_in_its_group_and_trains_nothing(estimator: Any
         assert (got[mask] < 0).all()
         assert len(set(got[mask].tolist())) == 1
     logprobs = torch.full((int(mask.sum()),), -1.0)
-    loss, _ = policy_gradient()(logprobs, torch.zeros(3), {"advantages": torch.from_numpy(got[mask])})
-    assert torch.isfinite(loss).all()
+    fields = {"advantages": torch.from_numpy(got[mask])}
+    said = policy_gradient()(Tokens(logprobs, torch.zeros(3), fields, torch.tensor([0, 1, 1]), 2))
+    assert torch.isfinite(said.loss).all()
 
 
 @every_estimator

@@ -32,6 +32,7 @@ HEAVY = {
         "whole",
         "layers",
         "lora",
+        "value",
     )
 }
 HEAVY |= {"flowgraph.models.choices", "flowgraph.models.names", "flowgraph.models.positions"}

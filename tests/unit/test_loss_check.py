@@ -26,6 +26,22 @@ def test_a_loss_says_which_optional_inputs_it_can_not_do_without() -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("hops.train.with.loss={use: hops.loss.gspo}", "its loss"),
+        ("hops.train.with.aggregate=seq-mean-token-mean", "aggregate: seq-mean-token-mean"),
+    ],
+)
+def test_what_is_said_of_sequences_needs_to_know_them(override: str, what: str) -> None:
+    """Else each leaf of a trajectory that forked would be taken for one."""
+    ((code, message, help),) = found(override)
+    assert code == "FG110"
+    assert message == f"hop train lacks its input trajectory, which {what} reads"
+    assert help == "add trajectory: dispatch under in:"
+    assert found(override, "hops.train.in.trajectory=batch") == []
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         (

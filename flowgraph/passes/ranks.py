@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from flowgraph.errors import Diagnostic
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.models import resolve
+from flowgraph.passes.context import too_long
 from flowgraph.passes.sizes import dim_values
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import near
@@ -73,6 +74,7 @@ def priced_only(graph: Graph) -> list[str]:
 
 def _missing(graph: Graph) -> Iterator[tuple[str, Diagnostic]]:
     """(hop or owner, what it lacks to be run)."""
+    yield from too_long(graph)
     for node in graph.nodes.values():
         if who := node.spec.facts.described:
             place = graph.file.hops[node.name].use_place

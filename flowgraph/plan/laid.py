@@ -44,14 +44,15 @@ def positions(dims: Mapping[str, Size], max_tokens: int, ranks: int = 1) -> tupl
     """(tree, packed): mean positions a step. A row's last token is predicted and not computed.
 
     All rows of a group begin with its prompt, which is what is known of them; they may have more in common, and groups
-    too. Where a micro-batch or a rank is full inside a group, the next begins with the prompt again.
+    too. Where a group does not fit into one micro-batch, or is cut between ranks, its prompt is laid once more.
     """
     values = dim_values("step", dims, "mean")
     prompt = size_of("prompt", dims, "mean", 0)
     packed = max(0.0, values["token"] - values["leaf"])
-    if not values["group"] or not prompt:
+    groups, rows = values["group"], values["leaf"]
+    if not groups or not prompt:
         return packed, packed
-    again = values["leaf"] - values["group"]
-    once = packed - again * prompt
-    cuts = max(math.ceil(once / max_tokens), ranks) - 1
-    return min(packed, once + cuts * prompt * again / values["leaf"]), packed
+    alone = (packed - rows * prompt) / groups  # of a group, without its prompt
+    parts = math.ceil(alone / (max_tokens - prompt)) if max_tokens > prompt else rows / groups
+    laid = groups * (max(1.0, parts) * prompt + alone) + (ranks - 1) * prompt
+    return min(packed, laid), packed

@@ -143,6 +143,18 @@ def test_work_counts_no_embedding_beside_a_head_and_of_experts_the_chosen_ones()
     assert work(model) == (2 * (800 + 128 + 64), 2 * 1 * 8)
 
 
+@pytest.mark.parametrize(
+    ("model", "active"), [("qwen3-30b-a3b", 3.3e9), ("deepseek-v3", 37e9), ("kimi-k2", 32e9)]
+)
+def test_the_linear_work_of_mixtures_of_experts_is_that_of_the_active_parameters_that_are_published(
+    model: str, active: float
+) -> None:
+    known = facts(model)
+    assert known is not None
+    # Of the published numbers some count the embedding too, 0.3e9 of the smallest.
+    assert work(known).linear / 2 == pytest.approx(active, rel=0.1)
+
+
 # --- groups that share a prompt ----------------------------------------------------------------------------------
 
 

@@ -106,7 +106,38 @@ def test_leaves_of_a_trajectory_that_sort_far_apart_share_with_what_lies_beside_
     (micro,) = pack(rows, "tree", 100)
     assert len(micro.token_T) == (2 + 1 + 1) * 2
     assert [len(m.token_T) for m in pack(rows, "tree", 7)] == [6, 6]
-    assert [len(m.token_T) for m in pack(rows._replace(trajectory=None), "tree", 7)] == [7, 3]
+    assert [len(m.token_T) for m in pack(rows._replace(trajectory=None), "tree", 7)] == [4, 4]
+
+
+def test_a_tree_is_cut_between_groups_where_one_fits_and_a_prompt_is_laid_once() -> None:
+    """Three groups of a prompt of 100 and four rows of 50: 300 positions each, of which two and a half would fit."""
+    tokens = [[g] * 100 + [9 + i] * 51 for g in range(3) for i in range(4)]
+    rows = make_rows(tokens, [[False] * 100 + [True] * 51] * 12)
+    assert [len(m.token_T) for m in pack(rows, "tree", 750)] == [300, 600]
+    halves = [len(m.token_T) for m in pack(rows, "tree", 200)]
+    assert halves == [200] * 6  # each group in two, its prompt twice
+
+
+def fewest(units: list[list[tuple[int, ...]]], max_tokens: int) -> float:
+    """What the cheapest way to cut a line of units costs, by trying all: positions, and 64 a part."""
+    if not units:
+        return 0
+    ways = []
+    for n in range(1, len(units) + 1):
+        size = trie([row for unit in units[:n] for row in unit])
+        if n == 1 or size <= max_tokens:
+            ways.append(size + 64 + fewest(units[n:], max_tokens))
+    return min(ways)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=8), max_size=8), st.integers(1, 20))
+def test_no_other_cuts_of_rows_in_lexicographic_order_lay_less(
+    tokens: list[list[int]], max_tokens: int
+) -> None:
+    rows = make_rows(tokens, [[False] * (len(row) - 1) + [True] for row in tokens])
+    micros = pack(rows, "tree", max_tokens)
+    line = sorted(tuple(row[:-1]) for row in tokens)
+    assert positions(micros) + 64 * len(micros) == fewest([[row] for row in line], max_tokens)
 
 
 @given(batches(), *WAYS, st.integers(0, 12))

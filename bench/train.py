@@ -2,13 +2,19 @@
 
     python bench/train.py [--rounds 5] [--dtype bfloat16|float32] [--shapes 96:24,64:64,24:96] [--groups 2]
 
-Every prompt has 8 samples. All ways train the same rows of the same model by the same loss, each in a process of its own
-so that its peak memory is its own; rounds alternate between them, and figures are medians. Tokens are those of the
-rows, whatever a way makes of them, so speeds compare as times do. `plain` is what a trainer does with transformers alone, and what TRL's
-GRPOTrainer does: all rows padded, logits of the responses, log-softmax, loss.backward(), clip, torch's AdamW.
+Every prompt has 8 samples. All ways train the same rows of the same model by the same loss. They take turns, in a fresh
+process each time, so that peak memory is a way's own: one step to warm up and some that count; figures are medians of
+all that count. Tokens are those of the rows, whatever a way makes of them, so speeds compare as times do. On a machine
+that others use too, `--cpu --threads 1` compares the processor time that each way needs, without that of waiting.
+
+`plain` is what a trainer does with transformers alone, and what TRL's GRPOTrainer does (less the entropies that it
+computes besides, as the learner does): all rows padded, logits of the responses, log-softmax, loss.backward(), clip,
+torch's AdamW in the model's dtype. The learner's keeps float32 masters.
 
 `limit` is how many times fewer tokens a tree lays than the padded rows have: the most that can be gained where every
-token costs the same. Gradients are compared with those of plain, before the first step: |difference| / |plain|.
+token costs the same and nothing else does. (Something does, with every way alike: the head, for each token of a
+response, and the update.) Gradients are compared with those of plain, in float32 and before the first step:
+|difference| / |plain|.
 """
 
 from __future__ import annotations
@@ -19,7 +25,9 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,118 +138,125 @@ def flat_gradient(model: Any, divisor: float) -> Any:
     return torch.cat([p.grad.float().reshape(-1) / divisor for _, p in named if p.grad is not None]).numpy()
 
 
-def child(way: str, dtype: str) -> None:
-    """Serve the parent: a line of JSON in, a line out. One that says "gradient" asks for a file of it."""
+def child(args: argparse.Namespace) -> None:
+    """Print a line of JSON for each step that counts, or write the gradient of the first to a file and nothing else."""
+    import torch
+
     from flowgraph.models import ensure
 
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    clock = time.process_time if args.cpu else time.perf_counter
     path = ensure("smollm2-135m", progress=False).path
-    one = Plain(path, dtype) if way == "plain" else Ours(path, dtype, way)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        prompt = asked["prompt"]
-        given = batch(prompt, asked["response"], asked["groups"])
-        began = time.perf_counter()
+    one = Plain(path, args.dtype) if args.child == "plain" else Ours(path, args.dtype, args.child)
+    prompt, response = sizes(args.shapes)
+    given = batch(prompt, response, args.groups)
+    if args.gradient:
         one.gradients(**given, prompt=prompt)
-        half = time.perf_counter()
-        if "gradient" in asked:
-            np.save(asked["gradient"], one.flat())
-            if isinstance(one, Plain):
-                one.model.zero_grad()
-        else:
-            one.update()
-        took = {"gradients": half - began, "all": time.perf_counter() - began}
-        print(json.dumps({**took, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True)
+        np.save(args.gradient, one.flat())
+        return
+    for step in range(1 + args.steps):
+        began = clock()
+        one.gradients(**given, prompt=prompt)
+        half = clock()
+        one.update()
+        took = {"gradients": half - began, "all": clock() - began}
+        if step:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps({**took, "peak": peak}), flush=True)
 
 
-class Child:
-    def __init__(self, way: str, dtype: str) -> None:
-        command = [sys.executable, __file__, "--child", way, "--dtype", dtype]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
-        )
-        assert self.process.stdout is not None and self.process.stdin is not None
-        if self.process.stdout.readline().strip() != "ready":
-            raise RuntimeError(f"{' '.join(command)} failed")
-
-    def ask(self, **what: Any) -> dict[str, float]:
-        assert self.process.stdout is not None and self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-        found: dict[str, float] = json.loads(self.process.stdout.readline())
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+def run(way: str, options: Sequence[str]) -> list[dict[str, float]]:
+    """What a child says of its steps."""
+    command = [sys.executable, __file__, "--child", way, *options]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        why = ", which is how a machine that has no memory left ends it" if ran.returncode == -9 else ""
+        raise RuntimeError(f"{way} ended with status {ran.returncode}{why}\n{ran.stderr[-4000:]}")
+    return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def positions(prompt: int, response: int) -> float:
+def sizes(shape: str) -> tuple[int, int]:
+    """ "96:24" → 96, 24."""
+    prompt, response = map(int, shape.split(":"))
+    return prompt, response
+
+
+def fewer(prompt: int, response: int) -> float:
     """How many times fewer tokens a tree has than padded rows."""
     return SAMPLES * (prompt + response) / (prompt + SAMPLES * response)
 
 
-def compare(shape: dict[str, int], directory: Path) -> dict[str, float]:
-    """How far each way's gradient is from that of plain, in float32."""
-    found = {}
-    plain = None
-    for way in WAYS:
-        one = Child(way, "float32")
-        file = directory / f"{way}.npy"
-        one.ask(**shape, gradient=str(file))
-        one.close()
-        gradient = np.load(file)
-        plain = gradient if plain is None else plain
-        found[way] = float(np.linalg.norm(gradient - plain) / np.linalg.norm(plain))
-        file.unlink()
+def compare(ways: Sequence[str], options: list[str]) -> dict[str, float]:
+    """How far each way's gradient is from that of the first, in float32."""
+    found: dict[str, float] = {}
+    first = None
+    with tempfile.TemporaryDirectory() as directory:
+        file = str(Path(directory) / "gradient.npy")
+        for way in ways:
+            run(way, [*options, "--dtype", "float32", "--gradient", file])
+            gradient = np.load(file)
+            first = gradient if first is None else first
+            found[way] = float(np.linalg.norm(gradient - first) / np.linalg.norm(first))
     return found
 
 
-def measure(shape: dict[str, int], dtype: str, rounds: int) -> dict[str, dict[str, float]]:
-    children = {way: Child(way, dtype) for way in WAYS}
-    try:
-        for one in children.values():
-            one.ask(**shape)
-        seen: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        for _ in range(rounds):
-            for way, one in children.items():
-                seen[way].append(one.ask(**shape))
-    finally:
-        for one in children.values():
-            one.close()
-    return {way: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for way, runs in seen.items()}
+def measure(ways: Sequence[str], rounds: int, options: list[str]) -> dict[str, dict[str, float]]:
+    """Medians of seconds (`gradients`: forward and backward; `all`: and the update) and of peak bytes, by way."""
+    seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way in ways:
+            seen[way] += run(way, options)
+    return {
+        way: {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+        for way, steps in seen.items()
+    }
 
 
 def main() -> None:
-    import tempfile
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--groups", type=int, default=2)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--steps", type=int, default=3, help="of each round that count, after one that does not"
+    )
+    parser.add_argument("--groups", type=int, default=2, help="prompts of a batch, each with 8 samples")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--shapes", default="96:24,64:64,24:96")
+    parser.add_argument("--shapes", default="96:24,64:64,24:96", help="prompt:response in tokens, ...")
+    parser.add_argument("--ways", default=",".join(WAYS), help="the first is what others are compared with")
+    parser.add_argument("--threads", type=int, help="default: torch's")
+    parser.add_argument("--cpu", action="store_true", help="compare processor time instead of time")
+    parser.add_argument("--no-gradients", action="store_true", help="do not compare gradients")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--gradient", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args.child, args.dtype)
+        child(args)
         return
-    shapes = [tuple(map(int, shape.split(":"))) for shape in args.shapes.split(",")]
-    print(f"smollm2-135m, {args.dtype}, {args.groups} prompts x {SAMPLES} samples; medians of {args.rounds} rounds")
-    print("x: times as fast as plain, whole step / forward and backward; share: of the limit\n")
-    print(f"{'prompt:response':16}{'':8} {'tokens/s':>9} {'x':>12} {'limit':>6} {'share':>12} {'peak GB':>8} {'gradient':>9}")
-    for prompt, response in shapes:
-        shape = {"prompt": prompt, "response": response, "groups": args.groups}
-        with tempfile.TemporaryDirectory() as name:
-            off = compare(shape, Path(name))
-        found = measure(shape, args.dtype, args.rounds)
-        tokens, plain = args.groups * SAMPLES * (prompt + response), found["plain"]
+    ways = args.ways.split(",")
+    print(
+        f"smollm2-135m, {args.dtype}, {args.groups} prompts x {SAMPLES} samples; medians of {args.rounds} rounds of"
+        f" {args.steps} steps{', processor time' if args.cpu else ''}\n"
+        f"x: times as fast as {ways[0]}, whole step / forward and backward; share: of the limit\n\n"
+        f"{'prompt:response':16}{'':7} {'tokens/s':>9} {'x':>12} {'limit':>6} {'share':>12} {'peak GB':>8}"
+        f" {'gradient':>9}"
+    )
+    for shape in args.shapes.split(","):
+        prompt, response = sizes(shape)
+        options = ["--shapes", shape, "--groups", str(args.groups), "--steps", str(args.steps)]
+        options += ["--threads", str(args.threads)] if args.threads else []
+        options += ["--cpu"] if args.cpu else []
+        off = {} if args.no_gradients else compare(ways, options)
+        found = measure(ways, args.rounds, [*options, "--dtype", args.dtype])
+        tokens, first = args.groups * SAMPLES * (prompt + response), found[ways[0]]
         for way, one in found.items():
-            limit = positions(prompt, response) if way == "tree" else 1.0
-            x = plain["all"] / one["all"], plain["gradients"] / one["gradients"]
+            limit = fewer(prompt, response) if way == "tree" else 1.0
+            x = first["all"] / one["all"], first["gradients"] / one["gradients"]
             print(
-                f"{f'{prompt}:{response}' if way == 'plain' else '':16}{way:8} {tokens / one['all']:>9.0f} "
+                f"{shape if way == ways[0] else '':16}{way:7} {tokens / one['all']:>9.0f} "
                 f"{x[0]:>5.2f} /{x[1]:>5.2f} {limit:>6.2f} {x[0] / limit:>5.2f} /{x[1] / limit:>5.2f} "
-                f"{one['peak'] / 1e9:>8.2f} {off[way]:>9.1e}",
+                f"{one['peak'] / 1e9:>8.2f} {f'{off[way]:.1e}' if off else '':>9}",
                 flush=True,
             )
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import flowgraph  # noqa: E402
-from bench.r3_hops import checksum, pool, start  # noqa: E402
+from bench.r3_hops import checksum, pool, start, sum_of_others  # noqa: E402
 from hops.keys import key_of  # noqa: E402
 
 GRAPH = str(ROOT / "bench" / "r3.yaml")
@@ -129,9 +129,10 @@ def keys_of(step: int) -> list[int]:
 
 
 def wanted(keys: Sequence[int], experts: npt.NDArray[Any]) -> int:
-    """The sum of what these trajectories carry."""
+    """The checksum of what these trajectories carry, in this order."""
     length = len(experts) // 2
-    return sum(checksum(experts[at : at + length]) for at in (start(key, length) for key in keys)) % 2**64
+    begins = [start(key, length) for key in keys]
+    return sum(checksum(experts[at : at + length], i * length) for i, at in enumerate(begins)) % 2**64
 
 
 def compiled(length: int, steps: int) -> tuple[list[Cost], float]:
@@ -146,6 +147,7 @@ def compiled(length: int, steps: int) -> tuple[list[Cost], float]:
     for i, one in enumerate(records):
         found = (int(one["train.high"]) << 32) + int(one["train.low"])
         assert found == wanted(keys_of(i), experts), "the trainer read something else than was sent"
+        assert one["train.others"] == sum_of_others(length, length // 8, TRAJECTORIES), "so for other columns"
     driver, moved, control = audit.driver.measured, audit.total.measured, audit.control_bytes
     seams = [seam for seam in audit.seams if seam.fields]
     if None in (driver, moved, control, *(seam.difference for seam in seams)):

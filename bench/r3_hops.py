@@ -65,9 +65,21 @@ class Trained(NamedTuple):
     metrics: Annotated[dict[str, float], Scalars()]
 
 
-def checksum(values: npt.NDArray[Any]) -> int:
-    """The sum of all bytes, eight at a time, modulo 2**64."""
-    return int(values.reshape(-1).view(np.uint64).sum(dtype=np.uint64))
+def checksum(values: npt.NDArray[Any], first: int = 0) -> int:
+    """Of [token, ...]: the sum of all bytes, eight at a time, times 2·place + 1 of their token, modulo 2**64.
+
+    first: the place of the first token, so that a batch's is the sum of those of its parts, where they stand in it
+    """
+    sums = values.reshape(len(values), -1).view(np.uint64).sum(axis=1, dtype=np.uint64)
+    places = np.arange(first, first + len(values), dtype=np.uint64)
+    return int((sums * (2 * places + 1)).sum(dtype=np.uint64))
+
+
+def sum_of_others(tokens: int, prompt: int, trajectories: int) -> int:
+    """What `train` reads of all columns but the experts, added up; see `sample`."""
+    ids, mask, recorded = tokens * (tokens - 1) // 2, tokens - prompt, tokens - 1
+    bounds = tokens * trajectories * (trajectories + 1) // 2
+    return trajectories * (ids + mask + recorded) + bounds
 
 
 @hop(owner="trainer", lifetime="version")

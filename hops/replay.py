@@ -31,6 +31,7 @@ from flowgraph import (
     SideChannel,
     TrainRows,
     effect,
+    outputs,
 )
 from hops.rollout import sample, trajectory, validate
 from hops.train import NEEDS, Trained, columns, train
@@ -93,11 +94,11 @@ async def rollout_routed(
     sampling = Sampling(max_new_tokens, temperature, tuple(stop or ()), record)
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
-    return Routed(
-        **trajectory(prompt, out, engine)._asdict(),
-        recorded=experts.recorded,
-        routed_experts=experts.values,
-    )
+    n, sizes = len(prompt) + len(out.ids), dict(zip(("layers", "top_k"), experts.shape[1:], strict=True))
+    place = outputs(rollout_routed, token=n, leaf=1, **sizes, dtypes={"routed_experts": experts.dtype})
+    experts.write(place["routed_experts"])
+    place["recorded"][:] = experts.recorded
+    return Routed(**trajectory(prompt, out, engine, place), **place)
 
 
 @effect(uses=Engine, owner="rollout", lifetime="consumed", maps="trajectory", validate=validate)
@@ -120,12 +121,13 @@ async def rollout_indexed(
     out = await sample(prompt, key, engine, sampling, time_limit)
     experts = _side(out, "routed_experts", (len(prompt), layers, top_k))
     positions = _side(out, "indexer_topk", (len(prompt), layers, index_top_k))
-    return Indexed(
-        **trajectory(prompt, out, engine)._asdict(),
-        recorded=experts.recorded & positions.recorded,
-        routed_experts=experts.values,
-        indexer_topk=positions.values,
-    )
+    n, sizes = len(prompt) + len(out.ids), dict(zip(("layers", "top_k"), experts.shape[1:], strict=True))
+    dtypes = {"routed_experts": experts.dtype, "indexer_topk": positions.dtype}
+    place = outputs(rollout_indexed, token=n, leaf=1, **sizes, index_top_k=positions.shape[2], dtypes=dtypes)
+    experts.write(place["routed_experts"])
+    positions.write(place["indexer_topk"])
+    place["recorded"][:] = experts.recorded & positions.recorded
+    return Indexed(**trajectory(prompt, out, engine, place), **place)
 
 
 def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Side:
@@ -138,7 +140,7 @@ def _side(out: Generation, name: SideChannel, empty: tuple[int, int, int]) -> Si
     if len(out.ids):
         text = f"the engine sampled {len(out.ids)} tokens and recorded no {name} ({out.finish_reason})"
         raise RunError(text, "take an engine that records what `Sampling.record` asks for")
-    return Side(np.zeros(empty, np.uint8), np.zeros(empty[0], np.bool_))
+    return Side((np.zeros(empty, np.uint8),), np.zeros(empty[0], np.bool_), np.dtype(np.uint8))
 
 
 def _validate(*, replay: bool = True, **options: Any) -> None:

@@ -28,6 +28,7 @@ from flowgraph import (
     Shared,
     Tokenizer,
     effect,
+    outputs,
 )
 from hops import turns
 from hops.environments.protocol import check_environment
@@ -86,7 +87,9 @@ async def complete(
     dropped; `engine_running`, `engine_waiting` and `engine_kv_used`, the engine's load when it ended.
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()))
-    return trajectory(prompt, await sample(prompt, key, engine, sampling, time_limit), engine)
+    out = await sample(prompt, key, engine, sampling, time_limit)
+    place = outputs(complete, token=len(prompt) + len(out.ids), leaf=1)
+    return Trajectory(**trajectory(prompt, out, engine, place), **place)
 
 
 async def sample(
@@ -112,13 +115,23 @@ async def within(seconds: float | None, what: Awaitable[T]) -> T:
         raise
 
 
-def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) -> Trajectory:
-    """A prompt and one response to it. Raises ValueError for a response whose parts do not fit each other."""
+def trajectory(
+    prompt: np.ndarray[Any, Any], out: Generation, engine: Engine, place: dict[str, Any]
+) -> dict[str, Any]:
+    """Write a prompt and one response to it as the arrays of `Trajectory`; its other fields.
+
+    place: the arrays, as `outputs` gives them. Raises ValueError for a response whose parts do not fit each other.
+    """
     p, r = len(prompt), len(out.ids)
     if not len(out.logprobs) == len(out.versions) == r:
         raise ValueError(
             f"the engine gave {r} ids, {len(out.logprobs)} log-probabilities, {len(out.versions)} versions"
         )
+    place["tokens"][:p], place["tokens"][p:] = prompt, out.ids
+    place["logprobs"][:p], place["logprobs"][p:] = 0, out.logprobs
+    place["response_mask"][:p], place["response_mask"][p:] = False, True
+    place["versions"][:p], place["versions"][p:] = -1, out.versions
+    place["leaf_offsets"][:] = 0, p + r
     load = engine.load()
     metrics = {
         "length": r,
@@ -126,15 +139,10 @@ def trajectory(prompt: np.ndarray[Any, Any], out: Generation, engine: Engine) ->
         "retractions": out.retractions,
         **_told(load),
     }
-    return Trajectory(
-        tokens=np.concatenate([prompt, out.ids]).astype(np.int32),
-        logprobs=np.concatenate([np.zeros(p, np.float32), out.logprobs]).astype(np.float32),
-        response_mask=np.arange(p + r) >= p,
-        versions=np.concatenate([np.full(p, -1), out.versions]).astype(np.int32),
-        leaf_offsets=np.array([0, p + r], np.int64),
-        metrics={name: float(value) for name, value in metrics.items()},
-        backlog=Backlog(load.backlog + out.pressed),
-    )
+    return {
+        "metrics": {name: float(value) for name, value in metrics.items()},
+        "backlog": Backlog(load.backlog + out.pressed),
+    }
 
 
 def _told(load: EngineLoad) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ def fit(
     metrics: dict[str, float] = {}
     for _ in range(epochs):
         metrics = critic.step(rows, loss)
-    return Fitted(metrics | _explained(values[response_mask], returns[response_mask]))
+    return Fitted(_explained(metrics))
 
 
 def squared_error(*, clip: float | None = 0.2) -> TokenLoss:
@@ -76,8 +77,8 @@ def squared_error(*, clip: float | None = 0.2) -> TokenLoss:
     Source: PPO's value loss as OpenAI's baselines have it ("The 37 Implementation Details of Proximal Policy
     Optimization", detail 9). clip None: 0.5 · (V − R)², as in the paper (arXiv 1707.06347).
 
-    Metrics: `value`, and with a clip `clipped`, the share of tokens at which the clipped term is the larger one, so
-    that they pass no gradient.
+    Metrics: `value` and `return`; with a clip `clipped`, the share of tokens at which the clipped term is the larger
+    one, so that they pass no gradient; and for `fit` what the variances of R and of R − V_old are made of.
     """
 
     @token_loss(values=True)
@@ -85,12 +86,13 @@ def squared_error(*, clip: float | None = 0.2) -> TokenLoss:
         import torch
 
         value: Any = tokens.values
-        returns = tokens.fields["returns"]
+        returns, old = tokens.fields["returns"], tokens.fields["values"]
         plain = (value - returns) ** 2
         metrics: dict[str, Any] = {"value": value.detach()}
+        for name, moment in zip(_MOMENTS, (returns.double(), (returns - old).double()), strict=True):
+            metrics |= {name: moment, f"{name}{_SQUARED}": moment**2}
         if clip is None:
             return Losses(0.5 * plain, metrics)
-        old = tokens.fields["values"]
         moved = value - old
         near = (old + moved.clamp(-clip, clip) - returns) ** 2
         # Within the clip the two differ by rounding only.
@@ -100,8 +102,15 @@ def squared_error(*, clip: float | None = 0.2) -> TokenLoss:
     return loss
 
 
-def _explained(value_N: Any, return_N: Any) -> dict[str, float]:
-    """Nothing where the returns are all the same: there is nothing to explain."""
-    spread = float(np.var(return_N, dtype=np.float64)) if len(return_N) else 0.0
-    left = np.subtract(return_N, value_N, dtype=np.float64)
-    return {"explained_variance": 1 - float(left.var()) / spread} if spread else {}
+_MOMENTS, _SQUARED = ("return", "left"), "_squared"
+
+
+def _explained(metrics: Mapping[str, float]) -> dict[str, float]:
+    """From means over the tokens of all processes; nothing where the returns are all the same."""
+    variance = [
+        max(0.0, metrics[f"{name}{_SQUARED}"] - metrics[name] ** 2) for name in _MOMENTS if name in metrics
+    ]
+    told = {name: value for name, value in metrics.items() if name != "left" and not name.endswith(_SQUARED)}
+    if not variance or variance[0] <= 1e-12 * metrics[f"return{_SQUARED}"]:
+        return told
+    return told | {"explained_variance": 1 - variance[1] / variance[0]}

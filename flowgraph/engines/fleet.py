@@ -32,7 +32,7 @@ from flowgraph.engines.protocol import (
     nothing,
 )
 from flowgraph.engines.rotation import Member, Rotation
-from flowgraph.engines.segments import cut, ended, joined, with_budget
+from flowgraph.engines.segments import cut, ended, joined, narrowed, with_budget
 from flowgraph.engines.sync import Journal, ReplicaError
 from flowgraph.errors import EngineFailed
 
@@ -205,6 +205,7 @@ class Fleet:
                 )
             if len(request.so_far.ids) == sampling.max_new_tokens:  # aborted after its last token
                 return ended(request.so_far, "length")
+            request.so_far = narrowed(request.so_far)
         return ended(request.so_far, "abort")
 
     def abort(self, rid: str) -> bool:

@@ -61,14 +61,54 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Side(msgspec.Struct, frozen=True, eq=False):
-    """One side channel of a trajectory of n tokens.
+    """One side channel of a trajectory of n tokens, in the parts in which it was recorded; not to be written to.
 
-    values: unsigned [n, layers, k], a row for each token as its id has one; 0 where nothing is recorded
+    parts: integers [rows, layers, k], one behind the other a row for each token as its id has one; 0 where nothing is
+    recorded, and a part may be other's memory
     recorded: bool[n]; False for the last token, and wherever the engine gave nothing: there a 0 is no expert
+    dtype: unsigned, that holds every value, though a part may have a wider one
     """
 
-    values: npt.NDArray[np.unsignedinteger[Any]]
+    parts: tuple[npt.NDArray[Any], ...]
     recorded: npt.NDArray[np.bool_]
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """n, layers, k"""
+        _, layers, k = self.parts[0].shape
+        return len(self.recorded), layers, k
+
+    def write(self, out: npt.NDArray[Any]) -> None:
+        """Copy it into an array of its shape. Raises ValueError for another shape."""
+        if out.shape != self.shape:
+            raise ValueError(f"a side channel of {list(self.shape)} does not fit into {list(out.shape)}")
+        at = 0
+        for part in self.parts:
+            np.copyto(out[at : at + len(part)], part, casting="unsafe")
+            at += len(part)
+
+    @property
+    def values(self) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """[n, layers, k], copied unless it is one part."""
+        if len(self.parts) == 1 and self.parts[0].dtype == self.dtype:
+            return self.parts[0]
+        out = np.empty(self.shape, self.dtype)
+        self.write(out)
+        return out
+
+    def rows(self, start: int, end: int) -> Side:
+        """Those of the tokens from `start` to before `end`."""
+        ends = np.cumsum([0, *map(len, self.parts)]).tolist()
+        cut = [
+            part[max(0, start - at) : max(0, end - at)] for part, at in zip(self.parts, ends, strict=False)
+        ]
+        return Side(tuple(cut), self.recorded[start:end], self.dtype)
+
+    def then(self, other: Side) -> Side:
+        """Its rows, and behind them those of another of equal layers and k."""
+        parts, recorded = (*self.parts, *other.parts), np.concatenate([self.recorded, other.recorded])
+        return Side(parts, recorded, np.promote_types(self.dtype, other.dtype))
 
     @property
     def start(self) -> int:

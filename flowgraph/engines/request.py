@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from flowgraph.engines.protocol import FinishReason, Generation, Sampling, Side
-from flowgraph.engines.routing import Routing
+from flowgraph.engines.protocol import FinishReason, Generation, Sampling
+from flowgraph.engines.routing import Recording
 from flowgraph.engines.sampling import uniform
 from flowgraph.engines.stops import StopStrings
 
@@ -24,10 +25,10 @@ class Request:
         key: int,
         drawn: int,
         stops: StopStrings | None,
-        routing: Routing | None,
+        recordings: Mapping[str, Recording],
     ) -> None:
         self.rid, self.prompt, self.sampling, self.stops = rid, prompt, sampling, stops
-        self.key, self.drawn, self.routing = key, drawn, routing
+        self.key, self.drawn, self.recordings = key, drawn, recordings
         self.retractions = 0
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -46,9 +47,8 @@ class Request:
         return uniform(self.key, self.drawn + len(self.ids))
 
     def generation(self, reason: FinishReason) -> Generation:
-        side: dict[str, Side] = {}
-        if self.routing is not None and self.ids:
-            side["routed_experts"] = self.routing.side(len(self.prompt) + len(self.ids))
+        tokens = len(self.prompt) + len(self.ids)
+        side = {name: one.side(tokens) for name, one in self.recordings.items()} if self.ids else {}
         return Generation(
             ids=np.array(self.ids, np.int32),
             logprobs=np.array(self.logprobs, np.float32),

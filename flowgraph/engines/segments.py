@@ -30,15 +30,16 @@ def joined(first: Generation, second: Generation, rid: str) -> Generation:
 def cut(whole: Generation, end: int) -> Generation:
     """Its first `end` tokens, of which the last completes a stop string."""
     past = len(whole.ids) - end
-    side = {name: _without(one, past) for name, one in whole.side.items()}
+    side = {name: one.rows(0, len(one.recorded) - past) for name, one in whole.side.items()}
     return Generation(
         whole.ids[:end], whole.logprobs[:end], whole.versions[:end], "stop", whole.retractions, side
     )
 
 
-def _without(side: Side, past: int) -> Side:
-    kept = len(side.recorded) - past
-    return Side(side.values[:kept], side.recorded[:kept])
+def narrowed(first: Generation) -> Generation:
+    """The same, whose side channels take no more memory than they need: it waits for the next segment."""
+    side = {name: Side((one.values,), one.recorded, one.dtype) for name, one in first.side.items()}
+    return msgspec.structs.replace(first, side=side)
 
 
 def ended(whole: Generation, reason: FinishReason) -> Generation:

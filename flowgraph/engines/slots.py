@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowgraph.engines.caches import Prefix, PromptCache, SlotCache
-from flowgraph.engines.routing import Router, Rows
+from flowgraph.engines.routing import RECORDERS, Recorder, Rows
 from flowgraph.engines.weights.fit import refuse, unlike
 from flowgraph.models.directory import read_tensors
 from flowgraph.models.facts import layers_with_experts
@@ -46,7 +45,12 @@ def slot_attention(
     With one query per row, SDPA on the CPU takes up to 1.8 times as long as the products do, and seven
     times as long where the key/value heads are first repeated for each query head.
     """
-    if query.shape[2] > 1 or mask is None or options.get("position_bias") is not None:
+    if (chosen := options.pop("indices", None)) is not None:
+        mask = _only(mask, chosen)
+    a_prompt = query.shape[2] > 1 or (
+        mask is not None and mask.dtype == torch.bool
+    )  # as transformers masks one
+    if mask is None or a_prompt or options.get("position_bias") is not None:
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return output
     slots, heads, columns, width = key.shape
@@ -55,8 +59,17 @@ def slot_attention(
     bias_BGT = mask.expand(slots, heads, groups, columns).reshape(-1, groups, columns)
     query_BGD, keys_BTD = query.reshape(-1, groups, width), key.view(-1, columns, width)
     scores_BGT = torch.baddbmm(bias_BGT, query_BGD, keys_BTD.mT, alpha=scale)
-    mixed_BGD = torch.bmm(scores_BGT.softmax(dim=-1), value.view(-1, columns, value.shape[3]))
+    mixed_BGD = torch.bmm(scores_BGT.softmax(dim=-1), value.reshape(-1, columns, value.shape[3]))
     return mixed_BGD.view(slots, 1, heads * groups, -1), None
+
+
+def _only(mask_B1ST: Tensor | None, chosen_BSK: Tensor) -> Tensor:
+    """The mask of a layer whose indexer chose what each query may attend to."""
+    assert mask_B1ST is not None, "an indexer is given a mask, whatever it is"
+    chosen_BST = torch.zeros_like(mask_B1ST[:, 0], dtype=torch.bool).scatter(-1, chosen_BSK.long(), True)
+    if mask_B1ST.dtype == torch.bool:
+        return mask_B1ST & chosen_BST[:, None]
+    return mask_B1ST.masked_fill(~chosen_BST[:, None], -math.inf)
 
 
 AttentionInterface.register("flowgraph_slots", slot_attention)
@@ -72,6 +85,7 @@ class SlotModel:
                 model_dir, dtype=dtype, attn_implementation="flowgraph_slots", local_files_only=True
             ).eval()
         self._names = read_tensors(Path(model_dir)).keys()
+        self._recorders: dict[str, Recorder] = {}
         if layers_with_experts(name for name, _ in self._model.named_parameters()):
             self._model.set_experts_implementation("flowgraph_slots")
         config = self._model.config
@@ -81,12 +95,14 @@ class SlotModel:
         # transformers renamed this argument in 5.24 and deprecates the old name.
         parameters = inspect.signature(self._model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        query_heads: int = config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or query_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // query_heads
-        multiple = ALIGNMENT // math.gcd(ALIGNMENT, width * dtype.itemsize)
+        _in_one_dtype(self._model, dtype)
+        self._context = context
+        shapes = [(part.shape[1], part.shape[3]) for part in self.prefill([0]).parts_LHPD]
+        multiple = math.lcm(
+            *(ALIGNMENT // math.gcd(ALIGNMENT, width * dtype.itemsize) for _, width in shapes)
+        )
         columns = math.ceil(context / multiple) * multiple
-        self._cache = SlotCache(config.num_hidden_layers, slots, heads, columns, width, dtype)
+        self._cache = SlotCache(config.num_hidden_layers, slots, shapes, columns, dtype)
         self._columns_T = torch.arange(columns)
         self._visible = torch.zeros((), dtype=dtype)
         self._hidden = torch.full((), -math.inf, dtype=dtype)
@@ -95,29 +111,30 @@ class SlotModel:
         eos = config.eos_token_id if eos is None else eos
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
 
-    @cached_property
-    def router(self) -> Router:
-        """What records the experts of tokens. ModelError where that can't be done."""
-        return Router(self._model)
+    def recorder(self, name: str) -> Recorder:
+        """What records a side channel. ModelError where that can't be done."""
+        if name not in self._recorders:
+            self._recorders[name] = RECORDERS[name](self._model, self._context)
+        return self._recorders[name]
 
     @torch.inference_mode()
-    def prefill(self, prompt: Sequence[int], record: bool = False) -> Prefix:
-        """Run one prompt of P tokens by itself. record: the experts of its tokens too."""
+    def prefill(self, prompt: Sequence[int], record: Iterable[str] = ()) -> Prefix:
+        """Run one prompt of P tokens by itself. record: side channels"""
         cache, positions_1P = PromptCache(), torch.arange(len(prompt))[None]
-        logits_1V, routed = self._forward(torch.tensor([prompt]), positions_1P, None, cache, record)
-        return Prefix(torch.stack(cache.kv), logits_1V[0], routed)
+        logits_1V, chosen = self._forward(torch.tensor([prompt]), positions_1P, None, cache, record)
+        return Prefix(cache.parts, logits_1V[0], chosen)
 
     @torch.inference_mode()
     def fill(self, slot: int, prefix: Prefix) -> None:
         """Give a slot a prompt; whatever it held before is gone."""
-        self._taken_cache().fill(slot, prefix.kv_L2HPD)
+        self._taken_cache().fill(slot, prefix.parts_LHPD)
 
     @torch.inference_mode()
     def decode(
-        self, tokens: Sequence[int], positions: Sequence[int], record: bool = False
-    ) -> tuple[Tensor, Rows | None]:
-        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V], and if they are to
-        be recorded the experts of those tokens.
+        self, tokens: Sequence[int], positions: Sequence[int], record: Iterable[str] = ()
+    ) -> tuple[Tensor, dict[str, Rows]]:
+        """Feed every slot one token at its position (any in a free slot); returns the logits [S, V], and of the side
+        channels to be recorded what was chosen for those tokens.
         """
         cache = self._taken_cache()
         positions_S = torch.tensor(positions)
@@ -143,9 +160,10 @@ class SlotModel:
         return self._cache
 
     def _forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, record: bool
-    ) -> tuple[Tensor, Rows | None]:
-        with self.router.capture() if record else nullcontext() as captured:
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, record: Iterable[str]
+    ) -> tuple[Tensor, dict[str, Rows]]:
+        with ExitStack() as inside:
+            captured = {name: inside.enter_context(self.recorder(name).capture()) for name in record}
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,
@@ -155,7 +173,9 @@ class SlotModel:
                 **{self._cache_name: cache},
             )
         logits: Tensor = output.logits
-        return logits[:, -1], self.router.rows(captured) if record else None
+        return logits[:, -1], {
+            name: self.recorder(name).rows(one, positions) for name, one in captured.items()
+        }
 
     @property
     def released(self) -> bool:
@@ -190,6 +210,13 @@ class SlotModel:
         return targets
 
 
+def _in_one_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """transformers keeps some weights wider, such as a router's: weights cross in one dtype, and that one computes."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+
+
 def _mismatches(targets: Mapping[str, Tensor], tensors: Mapping[str, Any]) -> list[str]:
     """One line per tensor that is missing, unknown, of another shape or dtype, or unlike its tied twin."""
     problems: list[str] = []
@@ -216,7 +243,7 @@ def _check_attention(config: Any, context: int) -> None:
     """Refuse a model that one mask over the context, or rotary frequencies that never change, don't serve."""
     layer_types = getattr(config, "layer_types", None) or ()
     window = getattr(config, "sliding_window", None)
-    kinds = sorted(set(layer_types) - {"full_attention"})
+    kinds = sorted(set(layer_types) - {"full_attention", "indexed_attention"})
     if window and not layer_types and context > window:
         kinds = [f"a sliding window of {window}"]
     if kinds:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ import torch
 from flowgraph.engines.caches import Prefix, PrefixCache
 from flowgraph.engines.protocol import EngineLoad, FinishReason, Generation, PauseMode, Sampling
 from flowgraph.engines.request import Request
-from flowgraph.engines.routing import Routing
+from flowgraph.engines.routing import RECORDERS, Recording
 from flowgraph.engines.sampling import KEY_LIMIT, Sampler
 from flowgraph.engines.slots import SlotModel
 from flowgraph.engines.stops import StopStrings, tokenizer_of
@@ -130,21 +130,23 @@ class TransformersEngine:
             if self._tokenizer is None:
                 raise ValueError(f"{rid}: stop strings need a tokenizer.json beside the model")
             stops = StopStrings(self._tokenizer, sampling.stop)
-        routing = None
-        if sampling.record:
-            routing = self._routing(rid, sampling, len(prompt), recorded)
-        return Request(rid, prompt.astype(np.int32), sampling, key, drawn, stops, routing)
+        recordings: dict[str, Recording] = {
+            name: self._recording(rid, name, sampling.max_new_tokens, len(prompt), recorded)
+            for name in sampling.record
+        }
+        return Request(rid, prompt.astype(np.int32), sampling, key, drawn, stops, recordings)
 
-    def _routing(self, rid: str, sampling: Sampling, prompt: int, recorded: int) -> Routing:
-        if others := set(sampling.record) - {"routed_experts"}:
-            raise ValueError(f"{rid}: this engine records no {' or '.join(sorted(others))}")
+    def _recording(self, rid: str, name: str, new: int, prompt: int, recorded: int) -> Recording:
+        if name not in RECORDERS:
+            raise ValueError(f"{rid}: this engine records no {name}")
         if not 0 <= recorded <= prompt:
             raise ValueError(f"{rid}: rows of {recorded} tokens can't be known of a prompt of {prompt}")
         try:
-            router = self._open().router
+            recorder = self._open().recorder(name)
         except ModelError as error:
-            raise ValueError(f"{rid}: this engine can't record routed_experts: {error.message}") from error
-        return Routing(router.empty(prompt + sampling.max_new_tokens), recorded)
+            raise ValueError(f"{rid}: this engine can't record {name}: {error.message}") from error
+        # SGLang is told so of experts alone, and sends positions from the first on.
+        return Recording(recorder.empty(new), recorded if name == "routed_experts" else 0)
 
     def abort(self, rid: str) -> bool:
         request = self._requests.get(rid)
@@ -281,13 +283,13 @@ class TransformersEngine:
     def _admit(self) -> None:
         """Prefill the oldest waiting request, sample its next token, and give it the lowest free slot."""
         request = self._waiting.popleft()
-        record = request.routing is not None
+        record = request.recordings.keys()
         if request.ids:  # it was retracted: nobody shares this prefix
             prefix = self._open().prefill([*request.prompt.tolist(), *request.ids], record)
         else:
             prefix = self._prefix(request.prompt, record)
-        if request.routing is not None and prefix.routed is not None:
-            request.routing.take(0, prefix.routed)
+        for name, recording in request.recordings.items():
+            recording.take(0, prefix.chosen[name])
         temperatures, draws = [request.sampling.temperature], [request.draw]
         tokens, logprobs = self._sample_first(prefix.logits_V[None], temperatures, draws)
         self._append(request, tokens[0], logprobs[0])
@@ -296,10 +298,10 @@ class TransformersEngine:
             self._running[request.slot] = request
             self._open().fill(request.slot, prefix)
 
-    def _prefix(self, prompt: npt.NDArray[np.int32], record: bool) -> Prefix:
+    def _prefix(self, prompt: npt.NDArray[np.int32], record: Set[str]) -> Prefix:
         name = prompt.tobytes()
         prefix = self._prefixes.get(self._version, name)
-        if prefix is None or (record and prefix.routed is None):
+        if prefix is None or not record <= prefix.chosen.keys():
             prefix = self._open().prefill(prompt.tolist(), record)
             self._prefixes.put(self._version, name, prefix)
         return prefix
@@ -312,12 +314,12 @@ class TransformersEngine:
         for slot, request in running:
             tokens[slot], positions[slot] = request.ids[-1], request.position
             temperatures[slot], draws[slot] = request.sampling.temperature, request.draw
-        record = any(request.routing is not None for _, request in running)
-        logits_SV, routed = self._open().decode(tokens, positions, record)
+        record = {name for _, request in running for name in request.recordings}
+        logits_SV, chosen = self._open().decode(tokens, positions, record)
         sampled, logprobs = self._sample_next(logits_SV, temperatures, draws)
         for slot, request in running:
-            if request.routing is not None and routed is not None:
-                request.routing.take(positions[slot], routed[slot : slot + 1])
+            for name, recording in request.recordings.items():
+                recording.take(positions[slot], chosen[name][slot : slot + 1])
             self._append(request, sampled[slot], logprobs[slot])
 
     def _append(self, request: Request, token: int, logprob: float) -> None:

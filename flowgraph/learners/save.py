@@ -56,16 +56,15 @@ def saved_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def assemble(model: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A model of the same configuration that has these tensors, by the model's own names, tied ones once."""
-    from transformers import AutoModelForCausalLM
-
+    """A model of the same kind and configuration with these tensors, by the model's own names, tied ones once."""
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(model.config)
+        made = type(model)(model.config)
     made.load_state_dict(tensors, strict=False, assign=True)
     made.tie_weights()
     lost = [name for name, tensor in made.state_dict().items() if tensor.is_meta]
     assert not lost, f"nothing was given for {lost}"
-    made.generation_config = model.generation_config
+    if hasattr(model, "generation_config"):  # a critic has none
+        made.generation_config = model.generation_config
     return made
 
 

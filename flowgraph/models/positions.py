@@ -42,7 +42,7 @@ class Positions:
             raise ModelError(
                 f"{name} has {what}", f"take a model with one in every layer: {', '.join(KNOWN)}"
             )
-        if (attention := model.config._attn_implementation) not in ("eager", "sdpa"):
+        if (attention := model.config._attn_implementation) not in ("eager", "sdpa", "flowgraph_slots"):
             raise ModelError(
                 f"attention {attention!r} of {name} can't be told its positions", "use pack: padded"
             )

@@ -22,11 +22,12 @@ PRICED = {
     "glm-4.5": "zai-org/GLM-4.5",
     "kimi-k2": "moonshotai/Kimi-K2-Instruct",
 }
-# Models with experts and random weights, made on this machine: 32 experts and two of them a token, 300 and four.
-MADE = ("tiny-moe", "tiny-moe-300")
+# Models with random weights, made on this machine: 32 experts and two of them a token, 300 and four; and one of an
+# indexer, which lets a token attend to eight positions.
+MADE = ("tiny-moe", "tiny-moe-300", "tiny-dsa")
 CLASS = re.compile(r"transformers\.\w+Config\s*(\(.*\))?", re.S)
 CHOICES = (
-    f"a built-in name (smollm2-135m; {' or '.join(MADE)}, with random weights; to price only: {', '.join(PRICED)}), "
+    f"a built-in name (smollm2-135m; {', '.join(MADE)}, with random weights; to price only: {', '.join(PRICED)}), "
     "a directory with a config.json, "
     "a config.json, a hub id such as org/name, or transformers.SomeConfig(…)"
 )

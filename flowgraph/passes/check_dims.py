@@ -19,9 +19,12 @@ RINGS = {*WHOLE, *MADE, *COUNTED, *(name for names in COUNTED.values() for name 
 
 
 def check_dims(graph: Graph) -> Iterator[Diagnostic]:
-    """FG204: every dim that hops name has a size, and no expression over them is negative. FG104: each is named."""
+    """FG204: every dim that hops name has a size, and no expression over them is negative. FG104: each is named. FG207:
+    what is a model's has the size that the model has.
+    """
     if "dims" in graph.file.partial:
         return
+    yield from _not_the_models(graph)
     missing: dict[str, tuple[Node, str]] = {}
     for node in graph.nodes.values():
         for name, user in _dims_of(node):
@@ -41,6 +44,23 @@ def check_dims(graph: Graph) -> Iterator[Diagnostic]:
         yield Diagnostic("FG204", node.place, f"dim {name!r} has no size, and {why}", help)
     if not missing:  # else it is one of those, under another name
         yield from _unread(graph)
+
+
+def _not_the_models(graph: Graph) -> Iterator[Diagnostic]:
+    """FG207: a size of a model under `dims:` that no owner's model has."""
+    for name in MODEL_DIMS:
+        if name not in graph.file.dims or name not in graph.model_dims:
+            continue
+        models = dict.fromkeys(owner.model for owner in graph.owners.values() if owner.model)
+        has = {
+            model: value for model in models if (known := facts(model)) and (value := getattr(known, name))
+        }
+        size = graph.file.dims[name]
+        if size.max not in has.values():
+            each = " and ".join(f"{model} has {value}" for model, value in has.items())
+            message = f"dims.{name} is {size.max:g}, and {each}"
+            help = f"remove {name}: from dims:, it is the model's; or give another dim of yours another name"
+            yield Diagnostic("FG207", graph.file.dim_places[name], message, help)
 
 
 def _of_model(graph: Graph) -> str:

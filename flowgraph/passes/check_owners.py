@@ -163,9 +163,9 @@ def check_agreement(graph: Graph) -> Iterator[Diagnostic]:
                 if ours != theirs:
                     gets = f"gets the weights of {theirs} from {writer.owner}"
                     message = f"owner {node.owner} serves {fact} {ours}, and {gets}"
-                    help = (
-                        f"set {fact}: {theirs} under owners.{node.owner}.engine, or {ours} under the learner"
-                    )
+                    own = "weights_dtype" if fact == "dtype" else fact  # the learner may compute in another
+                    there = f"{own}: {ours} under owners.{writer.owner}.learner"
+                    help = f"set {fact}: {theirs} under owners.{node.owner}.engine, or {there}"
                     yield Diagnostic("FG304", graph.owners[node.owner].place, message, help)
             yield from _temperatures(graph, node.owner, writer.owner, learner.temperature)
     yield from _scores(graph)

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from flowgraph.ir.graph import Graph, Node
 from flowgraph.spec.dims import Expr, Size, symbol
-from flowgraph.spec.forms import COUNT, Bits, PerRow, Prefix, Wire
+from flowgraph.spec.forms import PLACE, Bits, PerRow, Prefix, Wire
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import dtype_of
 
@@ -73,7 +73,7 @@ def stored_bytes(port: Port, wire: Wire, kind: str | None, dims: Mapping[str, Si
         rows = evaluate(symbol("leaf"), kind, dims, which)
         # Leaves of one trajectory have its prompt in common at the least; nothing at all, at the bound.
         common = (rows - 1) * size_of("prompt", dims, "mean", 0) * each if which == "mean" else 0
-        return COUNT * rows + max(0.0, whole - common)
+        return PLACE * max(0.0, rows - 1) + max(0.0, whole - common)
     return whole
 
 

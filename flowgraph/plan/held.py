@@ -19,8 +19,10 @@ from flowgraph.spec.types import dtype_of
 HeldKind = Literal[
     "engine weights",
     "staged weights",
+    "weights in /dev/shm",
     "KV cache",
     "cached prefixes",
+    "recorded choices",
     "learner weights",
     "given weights",
     "gradients",
@@ -56,6 +58,12 @@ def host_bytes(plan: Plan) -> int:
     return sum(one.nbytes or 0 for o in plan.owners.values() for one in held(plan, o) if not _on_gpu(o, one))
 
 
+def shm_bytes(plan: Plan) -> int:
+    """Of these, what lies in files of /dev/shm, which may be smaller than memory is."""
+    owners = plan.owners.values()
+    return sum(one.nbytes or 0 for o in owners for one in held(plan, o) if one.kind == "weights in /dev/shm")
+
+
 def _on_gpu(owner: Owner, one: Held) -> bool:
     return (
         isinstance(owner.engine, SglangOptions)
@@ -83,11 +91,42 @@ def _engine(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldK
         ranks = launched(options) * options.tp if isinstance(options, SglangOptions) else 0
         own = ranks if push(options) == "delta" else 0  # each rank keeps the set that a delta is from
         yield "staged weights", (1 + own) * model.parameters * size
+    if push(options) == "tensor":
+        yield "weights in /dev/shm", model.parameters * size
     if copies:
         yield "KV cache", copies * tokens * _column(model, size)
     if copies and not isinstance(options, SglangOptions):  # SGLang keeps prefixes in the cache itself
         prompt = plan.dims["prompt"].max if "prompt" in plan.dims else 0
         yield "cached prefixes", copies * slots * (prompt * _column(model, size) + model.vocab * size)
+    if copies and (choices := _choices(plan, owner, model)):
+        yield "recorded choices", copies * _recorded(plan, owner, tokens) * choices
+
+
+def _recorded(plan: Plan, owner: Owner, tokens: int) -> int:
+    """Tokens of which an engine holds what it chose, before a hop has written it.
+
+    SGLang has a row for every token of its KV cache. Here each slot has those that it samples, and its prompt's, which
+    are the cached prefix's as long as that is cached; so a prompt may be there twice.
+    """
+    if isinstance(owner.engine, SglangOptions):
+        return tokens
+    assert owner.engine is not None
+    prompt, response = (plan.dims[d].max if d in plan.dims else 0 for d in ("prompt", "response"))
+    return owner.engine.slots * (2 * int(prompt) + int(response))
+
+
+def _choices(plan: Plan, owner: Owner, model: ModelFacts) -> int:
+    """Bytes of what an engine records of a token for the hops that give it on, 0 where none does."""
+    wanted = {
+        dim
+        for hop in plan.hops.values()
+        if hop.owner == owner.name and hop.uses == "engine"
+        for column in hop.columns
+        for dim in column.shape
+    }
+    wide = 4 if isinstance(owner.engine, SglangOptions) else 1 if (model.experts or 0) <= 256 else 2
+    each = {"top_k": (model.top_k, wide), "index_top_k": (model.index_top_k, 4)}
+    return model.layers * sum((count or 0) * size for dim, (count, size) in each.items() if dim in wanted)
 
 
 def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[HeldKind, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from flowgraph.plan.layout import aligned
 from flowgraph.plan.plan import Column, Hop, Owner, Plan, Watch
 from flowgraph.plan.seams import seams, unread
 from flowgraph.spec.dims import parse
+from flowgraph.spec.outputs import asks
 from flowgraph.spec.ports import Port
 from flowgraph.spec.types import Held
 
@@ -168,7 +170,16 @@ def _hop(
         place=str(spec.place),
         doc=spec.doc,
         room=room(graph, node) if spec.facts.kind == "fold" else None,
+        in_place=_asked(spec.function, columns),
     )
+
+
+def _asked(function: Callable[..., Any], columns: Iterable[Column]) -> tuple[str, ...]:
+    """Columns of whose memory a hop's code asks: those in its ports' dtypes, and those whose dtype it names."""
+    named = asks(function)
+    if named is None:
+        return ()
+    return tuple(c.name for c in columns if c.kind == "array" and (c.stored == c.dtype or c.name in named))
 
 
 def _output(port: Port) -> str:

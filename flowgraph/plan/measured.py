@@ -8,6 +8,18 @@ from pathlib import Path
 import msgspec
 
 
+class Copied(msgspec.Struct, frozen=True):
+    """Payload bytes that were copied, each a mapping to bytes; see `copies.Copies`.
+
+    writer, driver: of `hop.column`, into its block, and from there into the driver's memory
+    reader: of `reader.port`, out of blocks, because they were joined, decoded or kept
+    """
+
+    writer: dict[str, int]
+    driver: dict[str, int]
+    reader: dict[str, int]
+
+
 class Measured(msgspec.Struct, frozen=True):
     """Totals over `steps` steps.
 
@@ -15,6 +27,7 @@ class Measured(msgspec.Struct, frozen=True):
     driver_bytes: payload that passed through the driver's memory
     lengths: reader → writer → sizes of a block, joined by commas → how many such blocks it read,
     one that several rows share once where it is read once
+    copied: None of a run that did not count it
     """
 
     steps: int
@@ -23,6 +36,7 @@ class Measured(msgspec.Struct, frozen=True):
     control_bytes: int
     driver_bytes: int = 0
     lengths: dict[str, dict[str, dict[str, int]]] = {}
+    copied: Copied | None = None
 
 
 def read_measured(run_dir: str | Path, graph: str) -> Measured:

@@ -129,6 +129,7 @@ class Hop(msgspec.Struct, frozen=True):
     queue: rows it has made that may wait unread (folds)
     every: it fires on each every-th row only, a multiple of that of every hop before it
     room: rows that a fold lets be in flight, or keeps until they are taken, at its most; None where it does neither
+    in_place: columns of whose memory its code asks, in the dtype in which they are stored, see `flowgraph.outputs`
     """
 
     name: str
@@ -160,6 +161,7 @@ class Hop(msgspec.Struct, frozen=True):
     place: str
     doc: str
     room: int | None = None
+    in_place: tuple[str, ...] = ()
 
     def column(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 
 AT_ONCE = 1 << 16  # bytes
+HEAD = 4  # bytes of a length
 
 
 class Channel:
@@ -21,7 +22,7 @@ class Channel:
 
     def put(self, data: bytes) -> None:
         """A message for the next flush."""
-        self.outbox += len(data).to_bytes(4, "little")
+        self.outbox += len(data).to_bytes(HEAD, "little")
         self.outbox += data
 
     def flush(self) -> None:
@@ -46,18 +47,18 @@ class Channel:
             self.inbox += data
             is_open, more = bool(data), len(data) == AT_ONCE
         frames = []
-        while len(self.inbox) >= 4:
-            end = 4 + int.from_bytes(self.inbox[:4], "little")
+        while len(self.inbox) >= HEAD:
+            end = HEAD + int.from_bytes(self.inbox[:HEAD], "little")
             if len(self.inbox) < end:
                 break
-            frames.append(bytes(self.inbox[4:end]))
+            frames.append(bytes(self.inbox[HEAD:end]))
             del self.inbox[:end]
         return frames, is_open
 
 
 def receive_first(sock: socket.socket) -> bytes | None:
     """The first message of a socket that still blocks; None when the other end is closed before it is whole."""
-    head = sock.recv(4, socket.MSG_WAITALL)
+    head = sock.recv(HEAD, socket.MSG_WAITALL)
     size = int.from_bytes(head, "little")
-    data = sock.recv(size, socket.MSG_WAITALL) if len(head) == 4 else b""
+    data = sock.recv(size, socket.MSG_WAITALL) if len(head) == HEAD else b""
     return data if data and len(data) == size else None

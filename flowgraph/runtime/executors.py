@@ -21,7 +21,7 @@ from typing import Protocol
 
 from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
-from flowgraph.runtime.channel import Channel
+from flowgraph.runtime.channel import HEAD, Channel
 from flowgraph.runtime.messages import FromWorker, Setup, Stop, ToWorker, decode_from_worker, encode
 from flowgraph.runtime.transport import Shared, Transport
 from flowgraph.runtime.worker import Worker, failed
@@ -42,7 +42,9 @@ AWAKE = 200e-6
 
 
 class Executor(Protocol):
-    """Workers of every owner but the driver. control_bytes: of messages to and from the driver, of steps."""
+    """Workers of every owner but the driver. control_bytes: of messages to and from the driver, of steps,
+    each with its length before it.
+    """
 
     control_bytes: int
 
@@ -109,12 +111,12 @@ class InProcess:
         self.loop.run_until_complete(start_all())
 
     def _reply(self, owner: str, message: FromWorker) -> None:
-        self.control_bytes += len(encode(message))
+        self.control_bytes += HEAD + len(encode(message))
         self.replies.append((owner, message))
         self.arrived.set()
 
     def send(self, owner: str, message: ToWorker) -> None:
-        self.control_bytes += len(encode(message))
+        self.control_bytes += HEAD + len(encode(message))
         self.loop.call_soon(self.workers[owner].handle, message)
 
     def wait(self, seconds: float) -> list[tuple[str, FromWorker]]:
@@ -209,7 +211,7 @@ class Processes:
 
     def send(self, owner: str, message: ToWorker) -> None:
         data = encode(message)
-        self.control_bytes += len(data)
+        self.control_bytes += HEAD + len(data)
         link = self.links[owner]
         link.put(data)
         self._flush(link)
@@ -239,7 +241,7 @@ class Processes:
                     self._flush(link)
                 if mask & selectors.EVENT_READ:
                     frames, is_open = link.receive()
-                    self.control_bytes += sum(map(len, frames))
+                    self.control_bytes += sum(HEAD + len(frame) for frame in frames)
                     out += [(link.owner, decode_from_worker(f)) for f in frames]
                     if not is_open and not frames:
                         self._died(link)

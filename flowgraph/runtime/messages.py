@@ -6,6 +6,7 @@ Fire and a Done go there and back for every trajectory, so they are short: array
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -71,23 +72,36 @@ class Started(msgspec.Struct, tag=5, array_like=True, frozen=True):
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
-    """What one hop gave. One comes of every trajectory, so counts have no names: their order is the plan's.
+    """What one hop gave. One comes of every trajectory, so it says nothing that the plan knows: not which hop it is, no
+    names beside counts (their order is the plan's), and no bytes by column, which follow from the sizes.
 
     offset: of its block in the worker's arena, -1 where it wrote none; nbytes: of the block, see `desk.Stored`
-    read, wrote: payload bytes as they really were, of each of Hop.reads and of Hop.written (0 for one left out)
+    sizes: Hop.dims, as they really were; read: payload bytes of each of Hop.reads
     driver: the bytes read for which the driver's memory and another process met
+    placed: of Hop.written, those that the hop wrote into the block itself; joined: of Hop.reads, those that are no view
+    of a block; each a bit, see `bits`
     """
 
-    hop: str
     offset: int
     nbytes: int
     sizes: tuple[int, ...]
     values: dict[str, Any]
     scalars: dict[str, float]
     read: tuple[int, ...]
-    wrote: tuple[int, ...]
     driver: int
     seconds: float
+    placed: int
+    joined: int
+
+
+def bits(names: Sequence[str], some: Collection[str]) -> int:
+    """Some of the names as a number: bit i stands for the i-th."""
+    return sum(1 << i for i, name in enumerate(names) if name in some)
+
+
+def picked(names: Iterable[str], some: int) -> list[str]:
+    """The names that stand in a number."""
+    return [name for i, name in enumerate(names) if some >> i & 1]
 
 
 class Done(msgspec.Struct, tag=6, array_like=True, frozen=True):

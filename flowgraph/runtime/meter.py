@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from flowgraph.plan.measured import Measured
+from flowgraph.plan.measured import Copied, Measured
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.depths import Depths, Span
 from flowgraph.runtime.flow import Flow
@@ -31,6 +31,7 @@ class Meter:
         self.read: dict[str, int] = {}
         self.wrote: dict[str, int] = {}
         self.driver_bytes = 0
+        self.copied = Copied({}, {}, {})
         self.sizes: dict[str, dict[str, dict[tuple[int, ...], int]]] = {}
         self.lags: Counter[int] = Counter()
         self.behind: dict[int, int] = {}
@@ -79,12 +80,21 @@ class Meter:
         version = flow.folds.latest[self.publisher.name, next(iter(self.publisher.initial))]
         self.behind[record.row.key] = int(record.row.key - version)
 
-    def count(self, hop: Hop, read: Mapping[str, int], wrote: Mapping[str, int], driver: int) -> None:
-        """Payload that a hop read and wrote. driver: of the bytes read, see `Part`."""
-        for total, one in ((self.read, read), (self.wrote, wrote)):
-            for name, n in one.items():
-                total[f"{hop.name}.{name}"] = total.get(f"{hop.name}.{name}", 0) + n
+    def count_read(self, hop: Hop, read: Mapping[str, int], joined: Collection[str], driver: int) -> None:
+        """Payload that a hop read. joined: ports that took a copy; driver: of the bytes, see `Part`."""
+        _add(self.read, hop, read)
+        _add(self.copied.reader, hop, {port: read[port] for port in joined})
         self.driver_bytes += driver
+
+    def count_written(self, hop: Hop, wrote: Mapping[str, int], placed: Collection[str] = ()) -> None:
+        """Payload that a hop wrote. placed: columns that it wrote into its block itself."""
+        _add(self.wrote, hop, wrote)
+        _add(self.copied.writer, hop, {name: n for name, n in wrote.items() if name not in placed})
+
+    def count_relayed(self, hop: Hop, wrote: Mapping[str, int]) -> None:
+        """What a hop wrote went on into the driver's memory."""
+        _add(self.copied.driver, hop, wrote)
+        self.driver_bytes += sum(wrote.values())
 
     def lengths(self, reader: Hop, writer: str, blocks: Iterable[Block]) -> None:
         """The sizes of what a reader gets of a writer, for a prediction at the lengths that there really were."""
@@ -101,7 +111,7 @@ class Meter:
             }
             for reader, writers in self.sizes.items()
         }
-        return Measured(steps, self.read, self.wrote, control_bytes, self.driver_bytes, lengths)
+        return Measured(steps, self.read, self.wrote, control_bytes, self.driver_bytes, lengths, self.copied)
 
     def step(self, record: Record, members: Sequence[Record], flow: Flow) -> dict[str, Any]:
         """The record of a step that is over: its size, speed and lags, the ledger, every hop's scalars, and what folds
@@ -156,6 +166,11 @@ class Meter:
             "depths": self.of_run.told(now),
             "arenas": {owner: gauge.run() for owner, gauge in flow.table.gauges.items() if gauge.size},
         }
+
+
+def _add(total: dict[str, int], hop: Hop, nbytes: Mapping[str, int]) -> None:
+    for name, n in nbytes.items():
+        total[f"{hop.name}.{name}"] = total.get(f"{hop.name}.{name}", 0) + n
 
 
 def _mean(scalars: Sequence[Mapping[str, float]]) -> dict[str, float]:

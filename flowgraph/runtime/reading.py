@@ -25,12 +25,16 @@ from flowgraph.spec.types import dtype_of
 
 
 class Inputs(NamedTuple):
-    """What a hop reads: values and bytes by port, bytes by the owner whose memory they lie in, every dim's size."""
+    """What a hop reads: values and bytes by port, bytes by the owner whose memory they lie in, every dim's size.
+
+    joined: ports whose bytes were copied out of their blocks: joined of several rows, or decoded
+    """
 
     values: dict[str, Any]
     nbytes: dict[str, int]
     homes: dict[str, int]
     sizes: dict[str, int]
+    joined: tuple[str, ...] = ()
 
 
 Blocks = Mapping[str, Sequence[Block]]
@@ -53,6 +57,7 @@ class Reader:
         """
         values: dict[str, Any] = {}
         sizes: dict[str, int] = {}
+        joined: list[str] = []
         count = _Count(hop.reads)
         for one in hop.reads:
             column = self.plan.hops[one.producer].column(one.column)
@@ -68,6 +73,8 @@ class Reader:
             else:
                 value = self.read[_way(one)]
             values[one.port] = value
+            if count.ports[one.port] and not (column.kind == "tensors" or _lies(value)):
+                joined.append(one.port)
             if column.kind == "array" and one.gather in ("same", "concat", "offsets"):
                 for dim, size in zip(column.shape, value.shape, strict=True):
                     if sizes.setdefault(dim, size) != size:
@@ -77,7 +84,7 @@ class Reader:
                             f"make {one.producer} agree with the other ports' writers",
                         )
         agree(hop.name, sizes)
-        return Inputs(values, count.ports, count.homes, sizes)
+        return Inputs(values, count.ports, count.homes, sizes, tuple(joined))
 
     def value(self, one: Read, blocks: Blocks, leaves: Sequence[int], count: _Count, depth: int = 0) -> Any:
         """One column, gathered over the rows of `blocks`."""
@@ -163,6 +170,13 @@ class _Count:
         self.seen.add(key)
         self.ports[self.at] += nbytes
         self.homes[home] = self.homes.get(home, 0) + nbytes
+
+
+def _lies(value: Any) -> bool:
+    """Whether it is an array in somebody else's memory: a view of a block."""
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return isinstance(value, memoryview)
 
 
 def met_driver(hop: Hop, homes: Mapping[str, int]) -> int:

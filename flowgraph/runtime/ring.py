@@ -15,13 +15,13 @@ from flowgraph.errors import DeadlineError, RunError
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime import reading, writing
 from flowgraph.runtime.blame import member_of
-from flowgraph.runtime.desk import Desk, block_bytes
+from flowgraph.runtime.desk import Desk, block_bytes, column_bytes
 from flowgraph.runtime.executors import Executor, worker_owners
 from flowgraph.runtime.firing import Firing, error_of, said_of, who, with_row
 from flowgraph.runtime.flow import Flow
 from flowgraph.runtime.folds import Fold
 from flowgraph.runtime.leases import regions
-from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part
+from flowgraph.runtime.messages import Block, Done, Failed, Fire, FromWorker, Gone, Interrupt, Part, picked
 from flowgraph.runtime.meter import Meter
 from flowgraph.runtime.rows import Kept, Record, Table
 from flowgraph.runtime.transport import Transport
@@ -135,7 +135,8 @@ class Ring(Flow):
             inputs = reader.inputs(fold.hop, blocks, [shown[key].dims.get("leaf", 1)], {})
             for producer, read in blocks.items():
                 self.meter.lengths(fold.hop, producer, read)
-            self.meter.count(fold.hop, inputs.nbytes, {}, reading.met_driver(fold.hop, inputs.homes))
+            met = reading.met_driver(fold.hop, inputs.homes)
+            self.meter.count_read(fold.hop, inputs.nbytes, inputs.nbytes, met)
             fold.read[key] = reading.kept(inputs.values)
         return {r.port: {key: fold.read[key][r.port] for key in shown} for r in fold.hop.reads}
 
@@ -148,7 +149,7 @@ class Ring(Flow):
             # Where no column has a place too: its sizes are what folds see of the row.
             given = writing.checked(hop, hop.checked, fields)
             stored = self._desk().store(hop, fields, given)
-            self.meter.count(hop, {}, stored.wrote, 0)
+            self.meter.count_written(hop, stored.wrote)
         except RunError as error:
             leaves = [parent.dims.get("leaf", 1) for parent in record.row.parents]
             member = member_of(error, self.plan, hop, fields, leaves)
@@ -243,16 +244,15 @@ class Ring(Flow):
             else:
                 self.park(firing.record, hop)
             return
-        for part in message.parts:
-            self._took(firing, part)
+        for name, part in zip(hop.group or (hop.name,), message.parts, strict=True):
+            self._took(self.plan.hops[name], firing, part)
 
-    def _took(self, firing: Firing, part: Part) -> None:
+    def _took(self, hop: Hop, firing: Firing, part: Part) -> None:
         """What one hop of a firing gave: its blocks, its numbers, and the values that others watch."""
-        hop = self.plan.hops[part.hop]
-        read = {r.port: n for r, n in zip(hop.reads, part.read, strict=True)}
-        self.meter.count(
-            hop, read, {c.name: n for c, n in zip(hop.written, part.wrote, strict=True)}, part.driver
-        )
+        read = {one.port: n for one, n in zip(hop.reads, part.read, strict=True)}
+        wrote = column_bytes(hop, part.sizes)
+        self.meter.count_read(hop, read, picked(read, part.joined), part.driver)
+        self.meter.count_written(hop, wrote, picked(wrote, part.placed))
         for producer in sorted(hop.takes):
             self.meter.lengths(hop, producer, firing.blocks[producer])
         named = {**part.scalars, "seconds": round(part.seconds, 4)}
@@ -273,5 +273,5 @@ class Ring(Flow):
         start, size = part.offset, block_bytes(hop, part.sizes)
         at = self._desk().take(hop.name, size)
         self.local.views["driver"][at : at + size] = self.local.views[hop.owner][start : start + size]
-        self.meter.driver_bytes += sum(part.wrote)
+        self.meter.count_relayed(hop, column_bytes(hop, part.sizes))
         return Kept(Block(at, part.sizes), self.table.land(hop.name, kept.lease, at, size))

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
 from flowgraph.errors import MemoryShort
-from flowgraph.memory import available
-from flowgraph.plan.held import host_bytes
+from flowgraph.limits import available
+from flowgraph.plan.held import host_bytes, shm_bytes
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.arena import Arena
 from flowgraph.runtime.pages import Pages
 from flowgraph.spec.units import size_text
+
+SHM = "/dev/shm"
 
 
 class Transport(Protocol):
@@ -45,9 +48,14 @@ class Shared:
 
     @classmethod
     def create(cls, sizes: Mapping[str, int]) -> Shared:
-        made = cls({name: os.memfd_create(f"flowgraph-{name}", os.MFD_CLOEXEC) for name in sizes})
-        for name, size in sizes.items():
-            os.ftruncate(made.fds[name], size)
+        made = cls({})
+        try:
+            for name, size in sizes.items():
+                made.fds[name] = os.memfd_create(f"flowgraph-{name}", os.MFD_CLOEXEC)
+                os.ftruncate(made.fds[name], size)
+        except OSError:
+            made.close()
+            raise
         return made
 
     def open(self, owner: str, places: Collection[str]) -> dict[str, Arena]:
@@ -92,7 +100,14 @@ def arenas(plan: Plan, *, alone: bool = False) -> Iterator[Transport]:
 
 
 def check_memory(plan: Plan) -> None:
-    """Raises MemoryShort, with both sizes, when the arenas do not fit beside what engines and learners take."""
+    """Raises MemoryShort, with both sizes, when the arenas do not fit beside what engines and learners take, or when
+    /dev/shm is too small for weights that go through it.
+    """
+    if (through := shm_bytes(plan)) > (room := shutil.disk_usage(SHM).free if through else 0):
+        raise MemoryShort(
+            f"weights go through files of {size_text(through)} in {SHM}, and {size_text(room)} are free there",
+            f"make {SHM} larger (docker run --shm-size), or take `weights: disk`, which needs none of it",
+        )
     total, beside, free = sum(o.arena_bytes for o in plan.owners.values()), host_bytes(plan), available()
     if total + beside <= free:
         return

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flowgraph.errors import PromiseBroken
 from flowgraph.plan.plan import Column
 from flowgraph.spec.config import import_object
-from flowgraph.spec.forms import Bits, Derived, PerRow, Prefix, Range
+from flowgraph.spec.forms import PLACE, Bits, Derived, PerRow, Prefix, Range
 from flowgraph.spec.types import dtype_of
 
 A = npt.NDArray[Any]
@@ -187,33 +187,40 @@ def _spread(form: PerRow, rows: A, env: Mapping[str, Any]) -> A:
 
 
 def _prefixed(form: Prefix, value: A, env: Mapping[str, Any]) -> A:
-    bounds = _bounds(form.bounds, env)
-    shared = np.zeros(len(bounds) - 1, np.int32)
-    rest: list[A] = []
     bits = f"u{value.dtype.itemsize}"  # so that 0.0 is not shared with -0.0
     value = np.ascontiguousarray(value).view(bits)
-    before = value[:0]
-    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
-        row = value[start:end]
-        most = min(len(row), len(before))
-        differs = np.flatnonzero(row[:most] != before[:most])
-        shared[i] = differs[0] if len(differs) else most
-        rest.append(row[shared[i] :])
-        before = row
+    bounds = _bounds(form.bounds, env)
+    rows = [value[start:end] for start, end in itertools.pairwise(bounds)]
+    places = np.array([_place(row, rows[:i]) for i, row in enumerate(rows)], np.int32).reshape(-1, 2)
+    rest = [row[same:] for row, (_, same) in zip(rows, places.tolist(), strict=True)]
     whole = np.concatenate([value[:0], *rest])
-    return np.concatenate([shared.view(np.uint8), whole.view(np.uint8)])
+    return np.concatenate([places[1:].reshape(-1).view(np.uint8), whole.view(np.uint8)])
+
+
+def _place(row: A, earlier: Sequence[A]) -> tuple[int, int]:
+    """(which of the earlier rows begins most like it, the last of several; how many elements they share)."""
+    parent, same = 0, 0
+    for i in range(len(earlier) - 1, -1, -1):
+        most = min(len(row), len(earlier[i]))
+        if most > same and earlier[i][same] == row[same]:  # else it can't have more in common
+            differs = np.flatnonzero(row[:most] != earlier[i][:most])
+            shared = int(differs[0]) if len(differs) else most
+            if shared > same:
+                parent, same = i, shared
+    return parent, same
 
 
 def _expanded(form: Prefix, column: Column, stored: A, env: Mapping[str, Any]) -> A:
     bounds = _bounds(form.bounds, env)
-    count = len(bounds) - 1
-    shared = stored[: 4 * count].view(np.int32)
-    rest = stored[4 * count :].view(dtype_of(column.stored))
+    ends = PLACE * max(0, len(bounds) - 2)
+    places = np.zeros((len(bounds) - 1, 2), np.int32)
+    places[1:] = stored[:ends].view(np.int32).reshape(-1, 2)
+    rest = stored[ends:].view(dtype_of(column.stored))
     out = np.empty(int(bounds[-1]), rest.dtype)
-    taken, before = 0, 0
-    for start, end, same in zip(bounds[:-1], bounds[1:], shared, strict=True):
-        out[start : start + same] = out[before : before + same]
+    taken = 0
+    for start, end, (parent, same) in zip(bounds[:-1], bounds[1:], places, strict=True):
+        out[start : start + same] = out[bounds[parent] : bounds[parent] + same]
         left = end - start - same
         out[start + same : end] = rest[taken : taken + left]
-        taken, before = taken + left, start
+        taken += left
     return out

@@ -41,6 +41,7 @@ from flowgraph.runtime.messages import (
     Started,
     Stop,
     ToWorker,
+    bits,
     decode_to_worker,
     encode,
 )
@@ -177,7 +178,8 @@ class Worker:
                 if hop.rows == "trajectory":  # its leaves may be known only now
                     leaves = [lengths(hop, parts[-1].sizes).get("leaf", leaves[0])]
             except Rejected as error:
-                self.desk.free({part.hop: [part.offset] for part in parts if part.offset >= 0})
+                for before, part in zip(head.group, parts, strict=False):  # it is none of the first
+                    self.desk.free({before: [part.offset]} if part.offset >= 0 else {})
                 self.send(self._gone(hop, fire, error))
                 return
             except (Exception, SystemExit) as error:
@@ -239,13 +241,19 @@ class Worker:
         for name, kind in hop.outputs.items():
             if kind == "scalars":
                 scalars |= {key: float(value) for key, value in outputs[name].items()}
-        seconds = time.monotonic() - began
-        where = stored.offset, stored.nbytes, stored.sizes
-        sizes = (
-            tuple(read.nbytes[r.port] for r in hop.reads),
-            tuple(stored.wrote.get(c.name, 0) for c in hop.written),
+        reads = [one.port for one in hop.reads]
+        return Part(
+            stored.offset,
+            stored.nbytes,
+            stored.sizes,
+            values,
+            scalars,
+            tuple(read.nbytes[port] for port in reads),
+            reading.met_driver(hop, read.homes),
+            time.monotonic() - began,
+            placed=bits([column.name for column in hop.written], offer.written),
+            joined=bits(reads, read.joined),
         )
-        return Part(hop.name, *where, values, scalars, *sizes, reading.met_driver(hop, read.homes), seconds)
 
     async def close(self) -> None:
         """Cancel what runs and free the resources."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-COUNT = 4  # bytes of the number of elements that a row shares with the one before it
+PLACE = 8  # bytes that say where in a tree a row begins: an earlier row, and how many elements of it
 
 
 class Bits(msgspec.Struct, frozen=True, tag=True):
@@ -25,7 +25,9 @@ class PerRow(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefix(msgspec.Struct, frozen=True, tag=True):
-    """Each row without what it shares with the row before: i32 counts of shared elements, then what is left."""
+    """Rows as the paths of a tree, each of whose nodes is there once: an i32 pair for every row but the first, then
+    what is left of each row. The pair: the earlier row that begins most like it, and how many elements they share.
+    """
 
     bounds: str
 

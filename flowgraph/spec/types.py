@@ -159,7 +159,7 @@ class Below(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Rows along `dim` share prefixes with the row before them: what is shared is there once.
+    """Rows along `dim` begin as earlier ones do, as the paths of a tree: each of its nodes is there once.
 
     Lossless whatever the content. The bounds of the rows are found as those of LastToken.
     """

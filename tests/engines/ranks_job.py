@@ -22,14 +22,23 @@ from learner_rows import LOSS, make_rows, reorder, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
-from flowgraph.learners.protocol import Rows
+from flowgraph.learners.protocol import Losses, Rows, Tokens, token_loss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
+from flowgraph.learners.value import ValueLearner
+
+
+@token_loss(values=True)
+def value_loss(tokens: Tokens) -> Losses:
+    return Losses((tokens.values - tokens.fields["advantages"]) ** 2)
 
 
 class Found(NamedTuple):
-    """gradient: of the undivided sum; updates: the change of the weights by `steps` steps; all on the first rank."""
+    """gradient: of the undivided sum; updates: the change of the weights by `steps` steps; all on the first rank.
+
+    logprobs: of a critic its values
+    """
 
     gradient: dict[str, torch.Tensor]
     metrics: list[dict[str, float]]
@@ -54,7 +63,7 @@ def batch(name: str, vocabulary: int = 256) -> tuple[Rows, list[int]]:
 
 
 def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
-    """case: rows (of `batch`), steps, and the learner's options."""
+    """case: rows (of `batch`), steps, head, and the learner's options."""
     options = dict(case)
     rows, shares = batch(options.pop("rows"))
     steps, save = options.pop("steps", 0), options.pop("save", None)
@@ -63,11 +72,16 @@ def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
     first = sum(shares[: ranks.rank])
     mine = rows if ranks.of == 1 else reorder(rows, list(range(first, first + shares[ranks.rank])))
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
-    learner = TorchLearner(model, ranks=ranks, **defaults | options)
-    logprobs = learner.logprobs(mine)
-    gradient = {} if options.get("frozen") else accumulated(learner, mine)
+    learner: TorchLearner
+    if options.pop("head", None) == "value":
+        learner, loss = ValueLearner(model, ranks=ranks, **defaults | options), value_loss
+        logprobs = learner.values(mine)
+    else:
+        learner, loss = TorchLearner(model, ranks=ranks, **defaults | options), LOSS
+        logprobs = learner.logprobs(mine)
+    gradient = {} if options.get("frozen") else accumulated(learner, mine, loss)
     before = {name: tensor.clone() for name, tensor in learner.weights().items()}
-    metrics = [learner.step(mine, LOSS) for _ in range(steps)]
+    metrics = [learner.step(mine, loss) for _ in range(steps)]
     weights = learner.weights()
     if save is not None:
         learner.save(save)
@@ -76,9 +90,9 @@ def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
     return Found(gradient, metrics, updates, kept, np.concatenate(ranks.gather(logprobs)))
 
 
-def accumulated(learner: TorchLearner, rows: Rows) -> dict[str, torch.Tensor]:
+def accumulated(learner: TorchLearner, rows: Rows, loss: Any) -> dict[str, torch.Tensor]:
     """The sum over all ranks, whole, before anything is divided."""
-    learner.accumulate(rows, LOSS)
+    learner.accumulate(rows, loss)
     named = [(name, p) for name, p in learner._model.named_parameters() if p.requires_grad]
     found = {}
     for (name, parameter), sums in zip(named, learner._optimizer._gradients(), strict=True):

@@ -215,10 +215,10 @@ def test_experts_of_a_few_tokens_at_a_time_are_those_of_all(monkeypatch: pytest.
 def test_who_does_not_ask_pays_nothing_and_a_score_records_nothing() -> None:
     engine = engine_of(directory("tiny-moe"))
     alone(engine, Ask(SUBJECT.prompt, 4))
-    assert "router" not in vars(engine._open())
+    assert not engine._open()._recorders
     alone(engine, SUBJECT)
-    assert "router" in vars(engine._open())
-    engine._open().router.capture = None  # type: ignore[method-assign,assignment]
+    assert list(engine._open()._recorders) == ["routed_experts"]
+    engine._open().recorder("routed_experts").capture = None  # type: ignore[method-assign,assignment]
     assert len(engine.logprobs(SUBJECT.prompt)) == len(SUBJECT.prompt)
     alone(engine, Ask(SUBJECT.prompt, 4))
 
@@ -228,7 +228,7 @@ def test_what_can_not_be_recorded_is_refused_by_name(tiny: Path, engine: Transfo
         ValueError, match=r"^r: .* record routed_experts: LlamaForCausalLM has no layer with exp"
     ):
         alone(engine_of(tiny), SUBJECT)
-    with pytest.raises(ValueError, match=r"^r: this engine records no indexer_topk"):
+    with pytest.raises(ValueError, match=r"^r: .* record indexer_topk: Qwen3MoeForCausalLM has 0 indexers"):
         alone(engine, Ask([1], 2, record=("routed_experts", "indexer_topk")))
     with pytest.raises(ValueError, match=r"^r: rows of 6 tokens can't be known of a prompt of 5"):
         asyncio.run(engine.generate(SUBJECT.prompt, SUBJECT.sampling, key=1, rid="r", recorded=6))

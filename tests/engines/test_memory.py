@@ -163,27 +163,27 @@ def test_advice_that_the_kernel_does_not_know_is_passed_over() -> None:
 def test_the_cache_is_released_and_resumed(tiny: Path, dtype: torch.dtype) -> None:
     model = model_of(tiny, dtype)
     cache = model._cache
-    kv_L2SHTD = cache.kv_L2SHTD
-    tensors = [kv_L2SHTD, *(x for layer in cache._layers for x in layer)]
+    all_N = cache.all_N
+    tensors = [all_N, *(x for layers in cache._layers for x in layers)]
     addresses = [x.data_ptr() for x in tensors]
     before = bits_of_steps(model)
     prefix = model.prefill([9, 8, 7])
     gc.collect()  # not between two looks at the process
-    in_mapping, in_process = resident(kv_L2SHTD), resident_in_process()
+    in_mapping, in_process = resident(all_N), resident_in_process()
 
-    assert model.release_cache() == kv_L2SHTD.nbytes  # whole pages, here
+    assert model.release_cache() == all_N.nbytes  # whole pages, here
     released = resident_in_process()
-    assert in_mapping - resident(kv_L2SHTD) == kv_L2SHTD.nbytes
-    assert in_process - released == near(kv_L2SHTD.nbytes)
+    assert in_mapping - resident(all_N) == all_N.nbytes
+    assert in_process - released == near(all_N.nbytes)
     assert model.release_cache() == 0
 
     model.resume_cache()
-    assert is_zero(kv_L2SHTD)
+    assert is_zero(all_N)
     fill_all(model, prefix)
-    assert resident(kv_L2SHTD) == in_mapping
-    assert resident_in_process() - released == near(kv_L2SHTD.nbytes)
+    assert resident(all_N) == in_mapping
+    assert resident_in_process() - released == near(all_N.nbytes)
     model.resume_cache()
-    assert not is_zero(kv_L2SHTD)
+    assert not is_zero(all_N)
     assert bits_of_steps(model) == before
     assert [x.data_ptr() for x in tensors] == addresses
 
@@ -194,21 +194,21 @@ def test_every_head_of_every_slot_begins_on_a_vector_boundary(
     tiny: Path, context: int, dtype: torch.dtype
 ) -> None:
     model = SlotModel(str(tiny), slots=3, context=context, dtype=dtype)
-    kv_L2SHTD = model._cache.kv_L2SHTD
-    assert kv_L2SHTD.is_contiguous()
-    assert {block.data_ptr() % ALIGNMENT for block in kv_L2SHTD.flatten(0, 3)} == {0}
+    parts_LSHTD = model._cache.parts_LSHTD
+    assert all(part.is_contiguous() for part in parts_LSHTD)
+    assert {block.data_ptr() % ALIGNMENT for part in parts_LSHTD for block in part.flatten(0, 2)} == {0}
 
 
 def test_a_released_cache_is_neither_filled_nor_decoded(tiny: Path) -> None:
     model = model_of(tiny)
     prefix = model.prefill([1, 2])
     model.release_cache()
-    in_mapping = resident(model._cache.kv_L2SHTD)
+    in_mapping = resident(model._cache.all_N)
     with pytest.raises(RuntimeError, match=r"released: call resume_cache\(\) first"):
         model.fill(0, prefix)
     with pytest.raises(RuntimeError, match=r"released: call resume_cache\(\) first"):
         model.decode([1] * SLOTS, [2] * SLOTS)
-    assert resident(model._cache.kv_L2SHTD) == in_mapping
+    assert resident(model._cache.all_N) == in_mapping
     assert torch.equal(model.prefill([1, 2]).logits_V, prefix.logits_V)  # a prompt by itself needs no slot
 
 
@@ -221,7 +221,7 @@ def test_a_request_gets_the_same_bits_after_a_release(tiny: Path) -> None:
         return asyncio.run(engine.generate(prompt, sampling, key=9, rid="r"))
 
     before = ask()
-    model._cache.kv_L2SHTD.fill_(torch.nan)
+    model._cache.all_N.fill_(torch.nan)
     model.release_cache()
     with pytest.raises(RuntimeError, match="is released"):
         ask()

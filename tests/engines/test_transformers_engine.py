@@ -189,7 +189,7 @@ def test_the_bits_of_a_request_are_its_own(
 def test_what_a_slot_held_before_changes_nothing(tiny: Path) -> None:
     """Not even infinities: a diverged policy must not outlive its weights."""
     engine, fresh = engine_of(tiny), engine_of(tiny)
-    engine._open()._cache.kv_L2SHTD.fill_(torch.nan)
+    engine._open()._cache.all_N.fill_(torch.nan)
     asks = neighbours(SLOTS, seed=8)  # all slots are filled, so no free one holds the NaN
     asks = [Ask(ask.prompt, 10, key=ask.key) for ask in asks]
     for one, other in zip(together(engine, asks), together(fresh, asks), strict=True):

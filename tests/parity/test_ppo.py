@@ -14,13 +14,16 @@ from tests.runtime.harness import timeless
 GRAPH = Path(__file__).parents[2] / "graphs" / "ppo.yaml"
 SMALL = {
     "dims.group": 2,
-    "hops.eval.with.prompts": 2,
+    "dims.sample": 4,
+    "hops.eval.with.prompts": 1,
+    "hops.eval.with.samples": 1,
     "hops.fit.with.epochs": 2,
     **{f"owners.{owner}.threads": 1 for owner in ("rollout", "trainer", "critic")},
 }
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_steps_are_equal_on_both_executors(tmp_path: Path) -> None:
     def run(executor: Any) -> tuple[list[dict[str, Any]], list[bytes]]:
         done = flowgraph.run(GRAPH, runs=tmp_path / executor, steps=2, overrides=SMALL, executor=executor)

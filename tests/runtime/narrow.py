@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Int32, Int64, Integer
 
-from flowgraph import Array, Below, Scalars, hop
+from flowgraph import Array, Below, Scalars, hop, outputs
 
 
 class Chosen(NamedTuple):
@@ -21,6 +21,14 @@ def choose(tokens: Int32[Array, "token"], *, dtype: str = "uint8", over: int = 0
     experts = np.stack([tokens % 7, tokens % 5], 1).astype(dtype)
     experts[-1] += np.array(over, dtype)
     return Chosen(experts)
+
+
+@hop(lifetime="consumed", owner="rollout")
+def placed(tokens: Int32[Array, "token"], *, dtype: str = "uint8") -> Chosen:
+    """The same, written where they will be read, if they are stored in this dtype."""
+    out = outputs(placed, token=len(tokens), layer=2, dtypes={"experts": dtype})
+    out["experts"][...] = np.stack([tokens % 7, tokens % 5], 1)
+    return Chosen(**out)
 
 
 class Read(NamedTuple):

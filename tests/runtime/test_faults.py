@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from flowgraph.errors import DeadlineError, HopError, MemoryShort, PayloadError, RunError, WorkerDied
 from flowgraph.ir.graph import Graph
-from flowgraph.memory import available
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.plan.plan import Plan
 from flowgraph.runtime.ring import Ring
@@ -275,25 +274,6 @@ def test_metrics_are_json_whatever_a_hop_measures(tmp_path: Path) -> None:
         t for t in (Path(done.directory) / "metrics.jsonl").read_text().splitlines() if "look.nan" in t
     ]
     assert json.loads(line, parse_constant=lambda name: pytest.fail(name))["look.nan"] is None
-
-
-def test_cached_files_are_no_memory_in_use(tmp_path: Path) -> None:
-    for name, text in (("max", "9000"), ("current", "8000"), ("stat", "anon 1000\ninactive_file 7000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert available(tmp_path) == 8000
-
-
-def test_a_control_group_of_the_first_version_has_its_limit_too(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    for name, text in (
-        ("limit_in_bytes", "9000"),
-        ("usage_in_bytes", "8000"),
-        ("stat", "total_inactive_file 6000\n"),
-    ):
-        (tmp_path / "memory" / f"memory.{name}").write_text(text)
-    assert available(tmp_path) == 7000
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
-    assert available(tmp_path) == pytest.approx(available(tmp_path / "none"), rel=0.2)
 
 
 def test_a_worker_with_a_long_log_ends_with_a_short_message(tmp_path: Path) -> None:

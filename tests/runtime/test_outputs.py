@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 import flowgraph
 from flowgraph import outputs
+from flowgraph.errors import PayloadError
 from flowgraph.plan.plan import Hop
 from flowgraph.runtime import writing
 from flowgraph.runtime.arena import Arena, areas
@@ -54,6 +58,7 @@ class Bench:
 
     @property
     def live(self) -> int:
+        self.desk.free({})  # what was let go of
         return len(self.desk.regions["rollout"].live)
 
     def holds(self, array: Any) -> bool:
@@ -134,3 +139,61 @@ def test_a_size_that_is_missing_or_unknown_is_named() -> None:
         outputs(toy.sample, token=3)
     with pytest.raises(ValueError, match="outputs of sample have no dim rows; give each of: leaf, token"):
         outputs(toy.sample, token=3, leaf=1, rows=2)
+
+
+def test_a_block_of_a_hop_that_failed_is_not_given_again_while_a_thread_may_write_there(bench: Bench) -> None:
+    left_behind: list[Any] = []
+
+    def fails() -> None:
+        with Offer(bench.desk, bench.hop, toy.sample):
+            left_behind.append(outputs(toy.sample, token=3, leaf=1)["tokens"][1:])
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fails()
+    assert bench.live == 1
+    others = [bench.desk.take("rollout", 64) for _ in range(bench.desk.regions["rollout"].count - 1)]
+    with pytest.raises(
+        PayloadError, match="hop rollout: firings that failed or were interrupted hold 1 blocks"
+    ):
+        bench.desk.take("rollout", 64)
+    thread = threading.Thread(target=left_behind.clear)  # where it is let go does not matter
+    thread.start()
+    thread.join()
+    assert bench.desk.take("rollout", 64) not in others
+
+
+def test_another_thread_gets_ordinary_arrays(bench: Bench) -> None:
+    with Offer(bench.desk, bench.hop, toy.sample), ThreadPoolExecutor(1) as threads:
+        run = contextvars.copy_context().run
+        given = threads.submit(run, lambda: outputs(toy.sample, token=3, leaf=1)).result()
+        assert not bench.holds(given["tokens"])
+        assert bench.live == 0
+
+
+def test_what_an_earlier_firing_was_given_is_refused_and_not_read_as_it_is_now(bench: Bench) -> None:
+    with Offer(bench.desk, bench.hop, toy.sample) as offer:
+        kept = filled(outputs(toy.sample, token=3, leaf=1))
+        offer.accept(writing.checked(bench.hop, bench.hop.checked, kept))
+    for ask in (False, True):
+        given = filled(outputs(toy.sample, token=3, leaf=1))
+        with Offer(bench.desk, bench.hop, toy.sample) as offer:
+            if ask:
+                given = filled(outputs(toy.sample, token=3, leaf=1))
+            given["tokens"] = kept["tokens"]
+            with pytest.raises(
+                PayloadError, match="tokens lies in memory of `outputs` that an earlier firing"
+            ):
+                offer.accept(writing.checked(bench.hop, bench.hop.checked, given))
+
+
+@pytest.mark.parametrize("size", [-1, 3.7, "3", None, np.float64(2)])
+def test_sizes_are_whole_numbers_from_0_on(bench: Bench, size: Any) -> None:
+    with Offer(bench.desk, bench.hop, toy.sample):
+        with pytest.raises(
+            ValueError, match=r"outputs of sample: token is .*; give a whole number from 0 on"
+        ):
+            outputs(toy.sample, token=size, leaf=1)
+        assert bench.live == 0
+    with pytest.raises(TypeError, match="the hop itself first, a function, not None"):
+        outputs(None, token=1, leaf=1)  # type: ignore[arg-type]

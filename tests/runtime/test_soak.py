@@ -18,7 +18,9 @@ MIB = 1 << 20
 def test_no_block_is_lost_leaks_or_is_written_over_while_processes_are_killed(
     trajectories: int, kills: int
 ) -> None:
-    soak = Soak(trajectories, kills, seed=random.randrange(1 << 30))
+    seed = random.randrange(1 << 30)
+    print(f"Soak({trajectories}, {kills}, seed={seed})")  # shown when it fails
+    soak = Soak(trajectories, kills, seed)
     before = anonymous(os.getpid())
     soak.run()
     assert soak.done == trajectories, "every one was read, and had the checksum of what was written"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowgraph.errors import LedgerError, MemoryShort, PayloadError, RunError, WorkerDied
-from flowgraph.memory import available
+from flowgraph.limits import available
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_file, compile_graph
 from flowgraph.runtime import writing
@@ -138,6 +140,7 @@ def limited(folder: Path, limit: int) -> Path:
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text("0\n")
     (folder / "memory.stat").write_text("anon 0\ninactive_file 0\n")
+    (folder / "own").write_text("0::/\n")
     return folder
 
 
@@ -149,7 +152,9 @@ def test_arenas_beyond_the_limit_of_the_control_group_are_refused_with_both_size
     plan = compile_file(TOY)
     needed = sum(owner.arena_bytes for owner in plan.owners.values())
     group = limited(tmp_path, int(share * needed))
-    monkeypatch.setattr("flowgraph.runtime.transport.available", functools.partial(available, group))
+    monkeypatch.setattr(
+        "flowgraph.runtime.transport.available", functools.partial(available, group, group / "own")
+    )
     with (
         pytest.raises(MemoryShort, match=r"error\[FG908\] the arenas take \S+ KB, and \S+ KB of memory are"),
         arenas(plan),
@@ -166,10 +171,30 @@ def test_engines_and_learners_count_beside_the_arenas(
     """Case X8: each would fit alone."""
     plan = compile_file("graphs/quickstart.yaml")
     group = limited(tmp_path, 2_000_000_000)
-    monkeypatch.setattr("flowgraph.runtime.transport.available", functools.partial(available, group))
+    monkeypatch.setattr(
+        "flowgraph.runtime.transport.available", functools.partial(available, group, group / "own")
+    )
     said = r"the arenas take \S+ MB and the engines and learners \S+ GB, and 2.00 GB of memory are available"
     with pytest.raises(MemoryShort, match=said), arenas(plan):
         pass
+
+
+def test_weights_that_go_through_dev_shm_have_to_fit_there_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case X8: weights larger than /dev/shm. Those of `weights: disk` are in memory without a name."""
+    graph = Path("graphs/quickstart_sglang.yaml").read_text()
+    given = "use: sglang, "  # of the options that stand there
+    assert given in graph
+    monkeypatch.setattr("flowgraph.runtime.transport.SHM", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000_000))
+    for weights, refused in (("tensor", True), ("disk", False)):
+        (tmp_path / "graph.yaml").write_text(graph.replace(given, f"{given}weights: {weights}, "))
+        with contextlib.ExitStack() as inside:
+            if refused:
+                said = r"weights go through files of \d+ MB in \S+, and 100 MB are free there"
+                inside.enter_context(pytest.raises(MemoryShort, match=said))
+            inside.enter_context(arenas(compile_file(str(tmp_path / "graph.yaml"))))
 
 
 # --- the bound of a block ---------------------------------------------------------------------------------------------

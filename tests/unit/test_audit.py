@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from flowgraph.plan.compile import compile_file
+from flowgraph.plan.copies import Copies
 from flowgraph.plan.plan import Plan
 from flowgraph.report.audit import Audit, FieldRow, Measured, SeamRow, audit, render_table, to_json
 from flowgraph.spec.units import per_step, percent_text, share_text, size_text
@@ -42,7 +43,7 @@ def test_tokens_cost_two_bytes_each_because_the_vocabulary_is_below_65536(quicks
     tokens = field(row(audit(quickstart), "batch", "reward"), "tokens")
     assert tokens.mean == 64 * (32 + 4) * 2 == 4608
     assert tokens.max == 64 * (64 + 8) * 2 == 9216
-    assert (tokens.producer, tokens.type, tokens.copies) == ("rollout", "i32[token]", 2)
+    assert (tokens.producer, tokens.type, tokens.copies) == ("rollout", "i32[token]", Copies(1, 0, 1))
 
 
 def test_the_prompt_costs_one_read_a_trajectory(quickstart: Plan) -> None:
@@ -63,7 +64,7 @@ def test_weights_cost_the_bytes_of_the_model_and_come_first(quickstart: Plan) ->
     found = audit(quickstart)
     weights = field(row(found, "train", "sync"), "weights")
     assert weights.mean == weights.max == 269_030_016
-    assert weights.copies == 1
+    assert weights.copies == Copies(1, 0, 0)
     assert (found.seams[0].source, found.seams[0].reader) == ("train", "sync")
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowgraph.errors import CheckError
+from flowgraph.models import facts
 from flowgraph.plan.bill import bill, traffic
 from flowgraph.plan.compile import compile_file
 from flowgraph.plan.plan import Plan
@@ -19,6 +20,7 @@ from tests.unit import plans
 
 GRAPH = str(Path(__file__).parents[2] / "graphs" / "quickstart.yaml")
 PARAMETERS = 49152 * 576 + 30 * (2 * 576 + 3 * 1536 * 576 + 2 * 192 * 576 + 2 * 576 * 576) + 576
+MODELS = ("rollout.engine", "trainer.learner")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,19 @@ def test_an_engine_holds_weights_and_a_cache_of_every_slot(quickstart: Plan) -> 
     assert parts["cached prefixes"] == 64 * (48 * token + 49152 * 2)
     assert costs.memory["rollout"].max == sum(parts.values())
     assert costs.memory["rollout"].priced
+
+
+def test_an_engine_that_records_holds_a_row_for_each_token_that_a_slot_may_have() -> None:
+    tokens = 64 * (2 * 16 + 32)  # of each slot; a prompt is in the cache of prefixes, and may be out of it
+    for name, size in (("tiny-moe", 1), ("tiny-moe-300", 2)):
+        plan = compile_file(
+            GRAPH.replace("quickstart", "moe_r3"), [f"owners.{owner}.model={name}" for owner in MODELS]
+        )
+        model = facts(name)
+        assert model is not None
+        assert model.top_k is not None
+        parts = dict(bill(plan).memory["rollout"].parts)
+        assert parts["recorded choices"] == tokens * model.layers * model.top_k * size
 
 
 def test_a_learner_holds_weights_gradients_masters_and_two_moments(quickstart: Plan) -> None:

@@ -13,7 +13,8 @@ from flowgraph.spec.dims import Size, parse
 from tests.runtime.virtual import ENGINE
 from tests.unit.graphs import RING, SMALL, codes, loaded, span
 
-RUNS = Path(__file__).parents[1] / "runtime/toy.yaml"
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests/runtime/toy.yaml"
 
 
 @pytest.mark.parametrize(
@@ -288,3 +289,11 @@ def test_a_wrong_option_of_the_dispatcher_is_one_finding() -> None:
     overrides = ["hops.dispatch.in.version.max_lag=2", "hops.dispatch.in.short=batch"]
     wrong = "hops.dispatch.with={adapt: true, least: 9, target: 7}"
     assert [d.code for d in load(str(RUNS), [*overrides, wrong]).diagnostics] == ["FG111"]
+
+
+def test_a_size_of_the_model_that_it_does_not_have_is_refused_and_one_that_it_has_is_not() -> None:
+    loaded = load(str(ROOT / "graphs/moe_r3.yaml"), ["dims.top_k=3", "dims.experts=32"])
+    (found,) = loaded.diagnostics
+    assert found.code == "FG207"
+    assert found.message == "dims.top_k is 3, and tiny-moe has 2"
+    assert found.help.startswith("remove top_k: from dims:")

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from flowgraph.cli import main
 from flowgraph.errors import Check
+from flowgraph.limits import available, core_limit, memory_limit
 from flowgraph.report.doctor import Report, check_machine, render
-from flowgraph.report.doctor.limits import core_limit, memory_limit
 
 ROOT = Path(__file__).parents[2]
 DOCTOR = f"exec {shlex.quote(sys.executable)} -m flowgraph.cli doctor --json"
@@ -175,6 +175,29 @@ def test_a_group_whose_path_is_that_of_the_host_has_the_limit_of_the_root(tmp_pa
     own.write_text("0::/../../docker/abc\n")
     write(tmp_path, memory__max="1000000000")
     assert memory_limit(tmp_path, own) == 1_000_000_000
+
+
+def test_memory_is_what_every_group_around_allows_and_cached_files_give_way(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/job/step\n")
+    write(tmp_path / "job/step", memory__max="9000", memory__current="8000")
+    (tmp_path / "job/step/memory.stat").write_text("anon 1000\ninactive_file 7000\n")
+    assert available(tmp_path, own) == 8000
+    write(tmp_path / "job", memory__max="9500", memory__current="9000")
+    assert available(tmp_path, own) == 500
+    write(tmp_path / "job", memory__current="9600")
+    assert available(tmp_path, own) == 0
+
+
+def test_memory_of_groups_of_the_first_version(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/box\n")
+    box = tmp_path / "memory/box"
+    write(box, memory__limit_in_bytes="9000", memory__usage_in_bytes="8000")
+    (box / "memory.stat").write_text("total_inactive_file 6000\n")
+    assert available(tmp_path, own) == 7000
+    write(box, memory__limit_in_bytes=str(2**63 - 4096))
+    assert available(tmp_path, own) == pytest.approx(available(tmp_path / "none", own), rel=0.2)
 
 
 def test_a_command_is_never_broken_and_told_once() -> None:

@@ -114,6 +114,23 @@ def test_observations_get_nothing_and_an_empty_response_still_counts(estimator: 
         assert [got[1], got[5]] != pytest.approx(without.tolist())
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [e for e in GROUPED if e.__name__ not in ("opo", "reinforce_pp_baseline")],
+    ids=lambda e: e.__name__,
+)
+def test_withheld_members_still_shape_what_the_others_get(estimator: Any) -> None:
+    """A10: of a group of five two are too old to be trained, and the other three get what they would have got."""
+    scores = [1.0, 0.0, 0.5, 0.0, 1.0]
+    whole = a_leaf(estimator, scores, [0] * 5)
+    late = np.array([*scores[3:], 9.0], np.float32), np.array([0, 0, 5])
+    got = estimator(
+        scores[:3], np.zeros(3, np.int64), np.arange(3), np.ones(3, np.bool_), np.arange(4), *late
+    )
+    assert got.out == pytest.approx(whole[:3])
+    assert got.metrics["groups"] == 1
+
+
 LEAVES = st.lists(
     st.tuples(st.integers(0, 3), st.none() | st.floats(0, 100, width=16), st.integers(0, 4)),
     min_size=1,

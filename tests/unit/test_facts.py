@@ -13,7 +13,6 @@ from flowgraph.spec.facts import FactError, companions
 from flowgraph.spec.hop import HopSpec, read_spec
 from hops.advantage import grpo
 from hops.reward import score
-from hops.train import step
 
 Tokens = Int32[Array, "token"]
 Tiled = Annotated[Float32[Array, "token"], TiledOver("leaf")]
@@ -36,7 +35,6 @@ def found(function: Callable[..., Any], port: str) -> tuple[str, str]:
 def test_the_ports_of_the_shipped_hops_are_found() -> None:
     assert found(grpo, "out") == ("leaf_offsets", "response_mask")
     assert found(score, "token_level_rewards") == ("leaf_offsets", "response_mask")
-    assert found(step, "advantages") == ("leaf_offsets", "response_mask")
 
 
 class Given(NamedTuple):

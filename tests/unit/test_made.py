@@ -16,7 +16,9 @@ from flowgraph.models.facts import directory_facts
 MADE = {
     "tiny-moe": "8af103f3fca284c28e7fc0e04e76d5db7f03c1df541b3d90fc9b39863e50a348",
     "tiny-moe-300": "a3ee748850ba4ad17e23e5eed5ddc4fc2551b64331a519b7e3fed232ab038b35",
+    "tiny-dsa": "e7d919e57acd4eddbd783279d983f3fd09125a367c82b00a345885ea5e9658df",
 }
+CHOICES = {"tiny-moe": (4, 32, 2, None), "tiny-moe-300": (4, 300, 4, None), "tiny-dsa": (3, 16, 2, 8)}
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +35,8 @@ def test_a_made_model_has_the_same_bits_everywhere_and_is_what_the_facts_say(nam
     shipped = facts(name)
     assert shipped is not None
     assert directory_facts(Path(found.path)) == shipped
-    assert shipped.moe_layers == shipped.layers == 4
-    assert (shipped.experts, shipped.top_k) == ((32, 2) if name == "tiny-moe" else (300, 4))
+    assert shipped.layers == 4
+    assert (shipped.moe_layers, shipped.experts, shipped.top_k, shipped.index_top_k) == CHOICES[name]
     assert shipped.bytes == sum(t.bytes for t in shipped.tensors) == 2 * shipped.parameters
 
 

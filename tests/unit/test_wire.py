@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from flowgraph.errors import PromiseBroken
 from flowgraph.plan.plan import Column
 from flowgraph.runtime import wire
-from flowgraph.spec.forms import Bits, Derived, Form, PerRow, Prefix, Promise, Range
+from flowgraph.spec.forms import PLACE, Bits, Derived, Form, PerRow, Prefix, Promise, Range
 from flowgraph.spec.types import INTEGERS, dtype_of
 
 A = npt.NDArray[Any]
@@ -140,7 +140,19 @@ def test_a_row_that_begins_as_the_one_before_is_there_once(made: Rows, times: in
     value = np.tile(made.value, times)
     env = {"bounds": np.arange(times + 1) * len(made.value)}
     one = column("int64", form=Prefix("bounds"))
-    assert len(wire.pack("h", one, value, env)) == 4 * times + 8 * len(made.value)
+    assert len(wire.pack("h", one, value, env)) == PLACE * (times - 1) + 8 * len(made.value)
+    assert bits(crossed(one, value, env)) == bits(value)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=5), max_size=8))
+def test_each_node_of_the_tree_that_rows_make_is_there_once_in_whatever_order_they_come(
+    rows: list[list[int]],
+) -> None:
+    nodes = {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
+    env = {"bounds": np.cumsum([0, *map(len, rows)])}
+    value = np.array([x for row in rows for x in row], np.int64)
+    one = column("int64", form=Prefix("bounds"))
+    assert len(wire.pack("h", one, value, env)) == PLACE * max(0, len(rows) - 1) + 8 * len(nodes)
     assert bits(crossed(one, value, env)) == bits(value)
 
 

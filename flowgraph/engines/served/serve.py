@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from aiohttp import web
 
 from flowgraph.engines.protocol import Sampling, SideChannel
@@ -63,7 +64,8 @@ class Server:
             "num_retractions": out.retractions,
         }
         for name, side in out.side.items():  # bytes become base64
-            meta[name] = side.values[start:-1].astype("<i4").tobytes()
+            rows = side.values[:-1].astype("<i4")
+            meta[name] = (_positions(rows) if name == "indexer_topk" else rows[start:]).tobytes()
         return {"output_ids": out.ids.tolist(), "meta_info": meta}
 
     async def abort(self, body: dict[str, Any]) -> None:
@@ -131,6 +133,12 @@ class Server:
         app.router.add_get("/server_info", _answer(self.info))
         app.router.add_get("/v1/loads", _answer(self.loads))
         return app
+
+
+def _positions(rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """As SGLang sends them, [tokens, layers, k]: -1 for what only fills a row up, which is the own position again."""
+    own = rows == np.arange(len(rows))[:, None, None]
+    return np.where(own & (own.cumsum(axis=2) > 1), np.int32(-1), rows)
 
 
 def _answer(handler: Any, *, raw: bool = False) -> Callable[[web.Request], Awaitable[web.Response]]:

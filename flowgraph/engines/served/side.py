@@ -1,4 +1,4 @@
-"""Side channels of a reply: what the engine chose in every layer while it sampled, narrowed as soon as it is read.
+"""Side channels of a reply: what the engine chose in every layer while it sampled, narrowed where it is written.
 
 SGLang 0.5.23 answers `return_routed_experts` and `return_indexer_topk` with base64 of little-endian int32
 [tokens - 1 - start, layers, k] in `meta_info`; the last token was sampled and never computed, so it has no row. A field
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -87,10 +88,9 @@ def routed(
     alike = _alike(wide)[:, moe]
     lost = ~np.any(wide[:, moe], axis=2) if alike.any() else alike
     there = _there(wide, alike, lost, moe, at) if model.top_k > 1 else ~np.all(lost, axis=1)
-    side = _empty(tokens, wide, np.uint8 if model.experts <= 256 else np.uint16)
-    np.copyto(side.values[start : start + len(wide)], wide, casting="unsafe")
-    side.recorded[start : start + len(wide)] = there
-    return _without(side, since)
+    dtype = np.dtype(np.uint8 if model.experts <= 256 else np.uint16)
+    before, behind = _nothing(start, wide, dtype), _nothing(tokens - start - len(wide), wide, dtype)
+    return _without(before.then(Side((wide,), there, dtype)).then(behind), since)
 
 
 def indexed(raw: bytes | None, model: Channels, *, rid: str, tokens: int, since: int = 0) -> Side:
@@ -121,13 +121,11 @@ def indexed(raw: bytes | None, model: Channels, *, rid: str, tokens: int, since:
     alike = _alike(wide) & (wide[..., 0] >= 0) & (model.index_top_k > 1)
     lost = (largest < 0) | (alike & (largest == 0))
     there = _there(wide, alike | lost, lost, list(range(model.index_layers)), at)
-    side = _empty(tokens, wide, np.min_scalar_type(max(tokens - 1, 0)))
-    rows = side.values[: len(wide)]
-    np.copyto(rows, wide, casting="unsafe")
+    dtype = np.dtype(np.min_scalar_type(max(tokens - 1, 0)))
+    rows = wide.astype(dtype)
     np.copyto(rows, own[:, None, None], where=wide < 0, casting="unsafe")
     rows[~there] = 0
-    side.recorded[: len(wide)] = there
-    return _without(side, since)
+    return _without(Side((rows,), there, dtype).then(_nothing(tokens - len(wide), wide, dtype)), since)
 
 
 def joined(first: Side, second: Side, *, rid: str) -> Side:
@@ -136,18 +134,15 @@ def joined(first: Side, second: Side, *, rid: str) -> Side:
     second: of the same tokens and those that followed, from a request whose prompt begins with all tokens of `first`.
     Raises ValueError when it has fewer tokens, or other layers.
     """
-    before = len(first.recorded)
-    if len(second.recorded) < before or first.values.shape[1:] != second.values.shape[1:]:
+    before, tokens = len(first.recorded), len(second.recorded)
+    if tokens < before or first.shape[1:] != second.shape[1:]:
         raise ValueError(
-            f"{rid}: a side channel of {list(second.values.shape)} can't go on from one of {list(first.values.shape)}: "
+            f"{rid}: a side channel of {list(second.shape)} can't go on from one of {list(first.shape)}: "
             "expected as many tokens or more, and the same layers"
         )
-    values = np.concatenate([first.values, second.values[before:]])
-    recorded = np.concatenate([first.recorded, second.recorded[before:]])
     last = before - 1  # what else `first` lacks was computed anew, maybe by other weights
-    if before and not recorded[last] and second.recorded[last]:
-        values[last], recorded[last] = second.values[last], True
-    return Side(values, recorded)
+    turn = last if before and not first.recorded[last] and second.recorded[last] else before
+    return first.rows(0, turn).then(second.rows(turn, tokens))
 
 
 def _rows(name: str, raw: bytes | None, rid: str, tokens: int, start: int, layers: int, k: int) -> Rows:
@@ -190,13 +185,18 @@ def _there(wide: Rows, wrong: Bools, lost: Bools, layers: list[int], at: Callabl
     return ~absent
 
 
-def _empty(tokens: int, wide: Rows, dtype: npt.DTypeLike) -> Side:
-    return Side(np.zeros((tokens, *wide.shape[1:]), dtype), np.zeros(tokens, np.bool_))
+def _nothing(tokens: int, like: npt.NDArray[Any], dtype: np.dtype[Any]) -> Side:
+    """Rows that were not recorded, of the layers of another array; they take no memory."""
+    rows = np.broadcast_to(np.zeros((), dtype), (tokens, *like.shape[1:]))
+    return Side((rows,), np.zeros(tokens, np.bool_), dtype)
 
 
 def _without(side: Side, since: int) -> Side:
-    side.values[:since], side.recorded[:since] = 0, False
-    return side
+    """The same, of which the tokens before `since` were not recorded."""
+    if not since:
+        return side
+    tokens = len(side.recorded)
+    return _nothing(min(since, tokens), side.parts[0], side.dtype).then(side.rows(min(since, tokens), tokens))
 
 
 def _first(mask: Bools) -> tuple[int, ...]:

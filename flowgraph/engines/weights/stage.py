@@ -24,7 +24,7 @@ from torch import Tensor
 from flowgraph.engines.weights.checksum import bits
 from flowgraph.engines.weights.layout import Entry, check_same, header, views
 from flowgraph.errors import MemoryShort
-from flowgraph.memory import available
+from flowgraph.limits import available
 
 FILE = "model.safetensors"
 

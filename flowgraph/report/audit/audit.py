@@ -8,6 +8,7 @@ import msgspec
 
 from flowgraph.plan.bill import memory, traffic
 from flowgraph.plan.budgets import exceeded
+from flowgraph.plan.copies import Copies, copied, copies
 from flowgraph.plan.measured import Measured
 from flowgraph.plan.plan import Plan, Read, Seam, SeamField
 from flowgraph.plan.predict import predict
@@ -86,6 +87,8 @@ def audit(
         driver_before=sum(n for _, n in before.values()) if stages else None,
         naive=carried.total(naive, dict(at.naive)) if naive else None,
         notes=(*notes, *_notes(measured)),
+        copies=copied(plan),
+        copied=_copied_of_all(measured),
     )
 
 
@@ -173,7 +176,7 @@ def _field(at: _Basis, seam: Seam, field: SeamField) -> FieldRow:
         mean=field.mean_bytes,
         max=field.max_bytes,
         priced=field.priced,
-        copies=_copies(at.plan, one),
+        copies=copies(at.plan, at.plan.hops[seam.reader], one),
         measured=read,
         exceeds=field.priced and read is not None and read > field.max_bytes,
         encoding=_encoding(at.plan, one),
@@ -186,20 +189,36 @@ def _field(at: _Basis, seam: Seam, field: SeamField) -> FieldRow:
         ranks=field.ranks,
         slice_bytes=field.slice_bytes,
         split=field.split,
+        copied=_copied(at, seam.reader, one),
     )
 
 
-def _copies(plan: Plan, one: Read) -> int:
-    """One into the writer's block; tensors, and an array of one row that lies as it is read, are read in place, and
-    the rest is rebuilt.
+def _copied(at: _Basis, reader: str, one: Read) -> Copies | None:
+    """How often each byte of a field was copied, over the whole run."""
+    ran = at.measured
+    column, port = f"{one.producer}.{one.column}", f"{reader}.{one.port}"
+    if (
+        not one.crosses
+        or ran is None
+        or ran.copied is None
+        or not (ran.wrote.get(column) and ran.read.get(port))
+    ):
+        return None
+    wrote = ran.wrote[column]
+    return Copies(
+        ran.copied.writer.get(column, 0) / wrote,
+        ran.copied.driver.get(column, 0) / wrote,
+        ran.copied.reader.get(port, 0) / ran.read[port],
+    )
 
-    What does not cross by itself is not copied: it is handed on, or made of what crosses.
-    """
-    if not one.crosses:
-        return 0
-    column = plan.hops[one.producer].column(one.column)
-    in_place = column.kind == "tensors" or (column.kind == "array" and one.as_it_lies(column))
-    return 1 if in_place and one.gather == "same" else 2
+
+def _copied_of_all(measured: Measured | None) -> Copies | None:
+    """Bytes a step."""
+    if measured is None or measured.copied is None:
+        return None
+    found = measured.copied
+    writer, driver, reader = (sum(one.values()) for one in (found.writer, found.driver, found.reader))
+    return Copies(writer / measured.steps, driver / measured.steps, reader / measured.steps)
 
 
 def _encoding(plan: Plan, one: Read) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flowgraph.plan.copies import Copies
 from flowgraph.plan.plan import Pushed
 
 
@@ -27,7 +28,8 @@ class FieldRow(msgspec.Struct, frozen=True):
     """One port's share of a seam. mean and max are bytes a step, as the reader reads them; measured likewise.
 
     encoding: how it lies where that is not as the hop gives it; readers: every hop that reads the column
-    copies: of one value: into the writer's block, and once more where the reader joins rows or decodes
+    copies: of each byte of a value on its way, as the plan has it; None where none crosses by itself (it is handed on
+    or derived); copied: as the run measured it, None also where it does not say
     before: mean without any pass; naive: as a single controller carries it
     expected: the price at the lengths that the run recorded
     exceeds: a step read more on average than the most that was predicted
@@ -43,7 +45,7 @@ class FieldRow(msgspec.Struct, frozen=True):
     mean: float
     max: int
     priced: bool
-    copies: int
+    copies: Copies | None
     measured: float | None = None
     exceeds: bool = False
     encoding: str = ""
@@ -56,6 +58,7 @@ class FieldRow(msgspec.Struct, frozen=True):
     ranks: int = 1
     slice_bytes: float = 0.0
     split: tuple[tuple[str, int], ...] = ()
+    copied: Copies | None = None
 
     @property
     def moves(self) -> bool:
@@ -65,6 +68,14 @@ class FieldRow(msgspec.Struct, frozen=True):
     @property
     def off(self) -> bool:
         return differs(self.expected, self.measured)
+
+    @property
+    def copying(self) -> str:
+        """`2 copies (1 copy as it ran)`, nothing where none of its bytes cross."""
+        if self.copies is None:
+            return ""
+        ran = self.copied.text if self.copied else self.copies.text
+        return self.copies.text + (f" ({ran} as it ran)" if ran != self.copies.text else "")
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -156,6 +167,7 @@ class Audit(msgspec.Struct, frozen=True):
     not in it
     steps and control_bytes (message bytes a step through the driver's sockets) are known after a run only
     notes: what a reader of the numbers has to know besides, one sentence each
+    copies, copied: bytes a step that are copied on all seams, as the plan has them and as they were measured
     """
 
     graph: str
@@ -170,6 +182,8 @@ class Audit(msgspec.Struct, frozen=True):
     driver_before: float | None = None
     naive: Carried | None = None
     notes: tuple[str, ...] = ()
+    copies: Copies = Copies(0, 0, 0)
+    copied: Copies | None = None
 
     def __str__(self) -> str:
         """The table that `flowgraph audit` prints."""

@@ -92,8 +92,8 @@ def _about(seam: SeamRow, field: FieldRow) -> Iterator[str]:
     yield f"{field.port} {field.type}{facts}{by}"
     if field.encoding:
         yield field.encoding
-    if field.copies:
-        yield "1 copy" if field.copies == 1 else f"{field.copies} copies"
+    if field.copying:
+        yield field.copying
     if others := [name for name in field.readers if name != seam.reader]:
         yield f"also read by {', '.join(others)}"
 
@@ -150,7 +150,18 @@ def _pairs(audit: Audit, width: int, color: bool) -> Iterator[str]:
         cells = [size_text(total.mean), size_text(total.max), *([_measured(total.measured)] if ran else [])]
         was = "" if before is None or before == total.mean else f", {size_text(before)} without any pass"
         rows.append(Line(name + was, tuple(cells), "bold"))
+    rows += list(_copied(audit, ran))
     return table(head, rows, width, color=color)
+
+
+def _copied(audit: Audit, ran: bool) -> Iterator[Line]:
+    """What is copied on the way, and where."""
+    for where in ("writer", "driver", "reader"):
+        planned = getattr(audit.copies, where)
+        measured = getattr(audit.copied, where) if audit.copied else None
+        if planned or measured:
+            who = "the driver" if where == "driver" else f"{where}s"
+            yield Line(f"copied by {who}", (size_text(planned), "", *([_measured(measured)] if ran else [])))
 
 
 def _measured(nbytes: float | None) -> str:

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flowgraph.errors import Check
+from flowgraph.limits import core_limit, memory_limit
 from flowgraph.models.cache import cache_dir
-from flowgraph.report.doctor.limits import core_limit, memory_limit
 from flowgraph.spec.units import counted, size_text
 
 QUICKSTART = 5_000_000_000  # bytes: it peaks at 4.4 GB with a model of 135M parameters

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flowgraph.plan.copies import Copies
 from flowgraph.report.audit import FieldRow, SeamRow
-from flowgraph.report.page.cells import Cell, plain_table, size
+from flowgraph.report.page.cells import UNKNOWN, Cell, plain_table, size
 
 Column = tuple[str, Callable[[FieldRow], Cell]]
 
@@ -31,10 +32,15 @@ def _columns(seam: SeamRow) -> list[Column]:
         ("naive raw", lambda f: size(f.naive and f.naive.controller_raw)),
         ("naive base64", lambda f: size(f.naive and f.naive.controller_base64)),
         ("encoding", lambda f: Cell(f.encoding)),
-        ("copies", lambda f: Cell(str(f.copies), float(f.copies))),
+        ("copies", lambda f: _copies(f.copies)),
+        ("as it ran", lambda f: _copies(f.copied)),
         ("also read by", lambda f: Cell(", ".join(name for name in f.readers if name != seam.reader))),
         ("each rank reads", lambda f: Cell(_slice(f))),
     ]
+
+
+def _copies(copies: Copies | None) -> Cell:
+    return UNKNOWN if copies is None else Cell(copies.text, copies.total)
 
 
 def _slice(field: FieldRow) -> str:

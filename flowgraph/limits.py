@@ -1,4 +1,7 @@
-"""What the control group of this process allows, by either version of the kernel's interface."""
+"""What the control groups of this process allow, by either version of the kernel's interface.
+
+Engines ask how much memory there is before they stage weights, the runtime before it makes its arenas.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,26 @@ from pathlib import Path
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60  # bytes: version 1 says no limit by a number near 2**63
+
+
+# Version 2, version 1: what a group uses, and the field of memory.stat that counts cached files, which give way.
+USE = {
+    "memory.max": ("memory.current", "inactive_file"),
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def available(root: Path = ROOT, own: Path = OWN) -> int:
+    """Bytes that this machine has, and that this group and those around it still allow."""
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    for group, name in _files("memory", "memory.limit_in_bytes", "memory.max", root, own):
+        current, cached = USE[name]
+        limit, used = _text(group / name), _text(group / current)
+        stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+        if limit.isdigit() and int(limit) < UNLIMITED and used.isdigit():
+            free = min(free, max(0, int(limit) - int(used) + int(stat.get(cached, 0))))
+    return free
 
 
 def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:

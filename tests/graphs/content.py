@@ -134,7 +134,7 @@ def _shared(
         if scene.full:
             prompt = scene.dims["prompt"].max
             row[:prompt] = first[:prompt]
-            row[prompt : prompt + 1] = i % 2
+            row[prompt : prompt + 1] = i  # in no two leaves the same
         else:
             same = int(rng.integers(0, min(len(row), len(before)) + 1))
             row[:same] = before[:same]

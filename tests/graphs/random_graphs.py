@@ -216,8 +216,11 @@ class _Drawing:
         if dtype == "bool" and not facts and _may_mask(shape, own) and draw(st.booleans()):
             facts.append(MASK)
         if dtype in INTEGERS and draw(st.booleans()):
-            some = ["2", "7", "256", "257", "65536", "65537", "leaf+1", "token+2"]
-            facts.append(Below(draw(st.sampled_from([*some, *(["vocab"] if "vocab" in self.dims else [])]))))
+            some = ["256", "257", "65536", "65537", "leaf+1", "token+2"]
+            # Leaves that share the prompt alone, where data fills its dims, have a number of their own behind it.
+            if not any(isinstance(fact, Shared) for fact in facts):
+                some += ["2", "7", *(["vocab"] if "vocab" in self.dims else [])]
+            facts.append(Below(draw(st.sampled_from(some))))
         return tuple(facts)
 
     # --- how long it lives ------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from flowgraph import (
     TrainRows,
     check_aggregation,
     effect,
-    take_rows,
 )
 
 Column = np.ndarray[Any, Any]
@@ -73,9 +72,9 @@ def step(
     aggregate: how the losses of tokens become one: token-mean Σ ℓ / N; seq-mean-token-mean, the mean over sequences of
         their means; seq-mean-token-sum, of their sums; seq-mean-token-sum-norm, of their sums / `length`. Only tokens
         that the loss keeps count, over all ranks and micro-batches
-    minibatches: the batch is cut into so many parts of whole trajectories, one optimiser step each. With more than one
-        the batch is scored once before the first (a forward pass more), unless `old` is given or the loss reads none.
-        Metrics are then the means over the steps; counts are summed
+    minibatches: the batch is cut into so many parts of whole trajectories, one optimiser step each; the parts are the
+        same for any number of processes. With more than one the batch is scored once before the first (a forward pass
+        more), unless `old` is given or the loss reads none. Metrics are then means over the steps; counts are summed
     """
     fields = columns(advantages=advantages, logprobs=logprobs, reference=reference, old=old)
     rows = TrainRows(tokens, leaf_offsets, response_mask, fields, trajectory=trajectory)
@@ -92,20 +91,9 @@ def train(learner: Learner, rows: TrainRows, minibatches: int, **how: Any) -> Tr
     if minibatches > 1 and "old" not in rows.fields and getattr(how["loss"], "before", True):
         replay = {name: how[name] for name in ("replay",) if name in how}
         rows = rows._replace(fields={**rows.fields, "old": learner.logprobs(rows, **replay)})
-    metrics = [learner.step(part, **how) for part in parts(rows, minibatches)]
+    parts = learner.minibatches(rows, minibatches) if minibatches > 1 else [rows]
+    metrics = [learner.step(part, **how) for part in parts]
     return Trained(learner.weights(), joined(metrics))
-
-
-def parts(rows: TrainRows, count: int) -> list[TrainRows]:
-    """Whole trajectories in the order of the batch, about as many in each part."""
-    if count == 1:
-        return [rows]
-    leaves = len(rows.offsets) - 1
-    of_L = np.arange(leaves) if rows.trajectory is None else rows.trajectory
-    _, first_N, number_L = np.unique(of_L, return_index=True, return_inverse=True)
-    place_L = np.argsort(np.argsort(first_N))[number_L]
-    part_L = place_L * count // max(1, len(first_N))
-    return [take_rows(rows, np.flatnonzero(part_L == part)) for part in range(count)]
 
 
 COUNTS = ("tokens", "rows", "positions", "skipped")

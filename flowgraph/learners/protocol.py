@@ -152,6 +152,14 @@ class Learner(Protocol):
         """
         ...
 
+    def minibatches(self, rows: Rows, count: int) -> list[Rows]:
+        """The rows of each of `count` parts of the batch: whole trajectories in its order, about as many in each.
+
+        Of several processes each gives its own rows, and gets what it has of each part, which may be nothing: the parts
+        are those of one process.
+        """
+        ...
+
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:
         """f32[token]: the log-probability of each token given those before it; 0 where mask is false.
 

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from flowgraph.errors import DeadlineError, WorkerDied
 
 _MOMENT = 0.3
@@ -24,6 +27,8 @@ class Ranks:
 
     store: path of a file in an existing directory where all ranks meet; the same for all, one that no other
         learner uses or has used. Whoever starts the ranks removes it when they have ended.
+    places: i64[leaf], where this rank's rows stand among those of the whole step that it works on, which whoever hands
+        them out says; None: they are all of it
     deadline: seconds that a rank waits for the others in any collective: they may be apart by as much
 
     Everything but the constructor is collective when of > 1: all ranks call it, in the same order. With of = 1
@@ -36,6 +41,7 @@ class Ranks:
         if of > 1 and not Path(store).parent.is_dir():
             raise ValueError(f"the ranks of a learner meet in a file, and {store!r} lies in no directory")
         self.rank, self.of, self.deadline = rank, of, deadline
+        self.places: npt.NDArray[np.int64] | None = None
         self._path = store
         self._store: Any = None
         self._mesh: Any = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,27 @@ def trajectories(rows: Rows) -> Ints:
     if rows.trajectory is None:
         return np.arange(len(rows.offsets) - 1)
     return np.unique(rows.trajectory, return_inverse=True)[1].astype(np.int64)
+
+
+def minibatches(
+    rows: Rows,
+    count: int,
+    place_L: Ints | None = None,
+    gather: Callable[[Ints], Sequence[Ints]] = lambda own_N: [own_N],
+) -> list[Rows]:
+    """This rank's rows of each of `count` parts of the step: whole trajectories in the step's order, about as many in
+    each part. A part is the same for any number of ranks; one of them may have no row in it.
+
+    place_L: i64[leaf], where each row stands in the step; None: the rows are all of it
+    gather: what every rank gives
+    """
+    of_L = trajectories(rows)
+    place_L = np.arange(len(of_L)) if place_L is None else place_L
+    first_N = np.full(of_L.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_N, of_L, place_L)
+    step_N = np.sort(np.concatenate(gather(first_N)))
+    part_N = np.searchsorted(step_N, first_N) * count // max(1, len(step_N))
+    return [take(rows, np.flatnonzero(part_N[of_L] == part)) for part in range(count)]
 
 
 def shards(rows: Rows, ranks: int, work: Work | None = None) -> list[Rows]:

@@ -37,7 +37,7 @@ from .protocol import Aggregation, Rows, TokenLoss, check_aggregation
 from .ranks import ALONE, Ranks
 from .registry import LoraOptions
 from .replay import Channel, Replay, channel
-from .rows import check_rows
+from .rows import check_rows, minibatches
 from .whole import Place, Whole
 
 log = logging.getLogger(__name__)
@@ -232,6 +232,11 @@ class TorchLearner:
         """Hidden states of the predicting positions, after the backbone's last norm: [U,D]."""
         hidden_BLD = self._place.forward(model_inputs(micro, self._dtype))
         return hidden_BLD.flatten(0, 1).index_select(0, torch.from_numpy(micro.predictor_U))
+
+    def minibatches(self, rows: Rows, count: int) -> list[Rows]:
+        """See `Learner.minibatches`."""
+        with self._ranks.together("to cut a batch"):
+            return minibatches(rows, count, self._ranks.places, self._ranks.gather)
 
     @torch.no_grad()
     def logprobs(self, rows: Rows, *, replay: bool = True) -> npt.NDArray[np.float32]:

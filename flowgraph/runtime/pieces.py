@@ -55,6 +55,14 @@ def ranges(share: Share, dim: str, size: int) -> list[Range]:
     return out
 
 
+def places(share: Share | None, dim: str) -> npt.NDArray[np.int64] | None:
+    """Where along a dim of the step lie the rows that a process takes; None where it takes all, or there is no such."""
+    if share is None or dim not in share.sizes:
+        return None
+    found = ranges(share, dim, sum(share.sizes[dim]))
+    return np.concatenate([np.arange(start, end) for start, end in found])
+
+
 # --- cut ---------------------------------------------------------------------------------------------------------
 
 

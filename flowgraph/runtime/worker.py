@@ -20,10 +20,11 @@ import msgspec
 
 from flowgraph.errors import PromiseBroken, Rejected, RunError
 from flowgraph.learners.protocol import Critic, Learner
+from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LearnerOptions
 from flowgraph.plan.layout import lengths
 from flowgraph.plan.plan import Hop, Owner, Plan, from_json
-from flowgraph.runtime import purity, reading, writing
+from flowgraph.runtime import pieces, purity, reading, writing
 from flowgraph.runtime.arena import Arena, areas
 from flowgraph.runtime.blame import member_of
 from flowgraph.runtime.channel import Channel, receive_first
@@ -103,6 +104,7 @@ class Worker:
         # Folds are the driver's own: it binds and fires them itself.
         mine = {n: hop for n, hop in plan.hops.items() if hop.owner == owner and hop.kind != "fold"}
         self.hops = {n: hop for n, hop in mine.items() if rank == 0 or plan.processes(hop) > 1}
+        self.ranks: Ranks | None = None  # of the learner
         self.calls: dict[str, Callable[..., Any]] = {}
         self.functions: dict[str, Callable[..., Any]] = {}  # as they are written, without what is bound
         self.resources: dict[str, Any] = {}
@@ -138,12 +140,13 @@ class Worker:
         self.send(Started(owner.name, time.monotonic() - began))
 
     def _learner(self, owner: Owner, options: LearnerOptions) -> Learner | Critic:
-        from flowgraph.learners.ranks import Ranks
         from flowgraph.learners.registry import create_learner
 
         deadline = 0.9 * self.plan.run.deadline  # it says who is missing, before the driver gives up
-        ranks = Ranks(self.rank, owner.processes, store=self.store, deadline=deadline)
-        return create_learner(options, self.models[options.model], threads=threads_of(owner), ranks=ranks)
+        self.ranks = Ranks(self.rank, owner.processes, store=self.store, deadline=deadline)
+        return create_learner(
+            options, self.models[options.model], threads=threads_of(owner), ranks=self.ranks
+        )
 
     def handle(self, message: ToWorker) -> None:
         """Take one message; replies come through `send`, for concurrent hops later. Needs a running event loop."""
@@ -186,6 +189,8 @@ class Worker:
     def _fire(self, head: Hop, fire: Fire) -> None:
         """Run a hop, and those of its group after it."""
         reader = reading.Reader(self.plan, self.views, fire.share)
+        if self.ranks is not None:
+            self.ranks.places = pieces.places(fire.share, "leaf")
         handed: dict[str, Any] = {}
         leaves = fire.leaves
         parts: list[Part] = []

@@ -12,7 +12,7 @@ from learner_rows import digest, sampled
 from flowgraph.learners.protocol import Rows
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
-from hops.train import joined, parts, score, step, validate
+from hops.train import joined, score, step, validate
 
 
 def learner(tiny: Path, **options: Any) -> TorchLearner:
@@ -63,18 +63,6 @@ def test_a_loss_that_reads_no_scores_of_the_learner_costs_none(
     monkeypatch.setattr(one, "logprobs", None)
     loss = policy_gradient(old="rollout")
     assert step(**given(sampled(2, 5, 2, 6)), learner=one, loss=loss, minibatches=2).metrics["rows"] == 4
-
-
-def test_minibatches_are_whole_trajectories_in_the_order_of_the_batch() -> None:
-    rows = sampled(2, 3, 3, 4)._replace(trajectory=np.array([7, 3, 7, 9, 3, 5]))
-    cut = parts(rows, 2)
-    assert [part.trajectory.tolist() for part in cut if part.trajectory is not None] == [
-        [7, 3, 7, 3],
-        [9, 5],
-    ]
-    assert sum(len(part.tokens) for part in cut) == len(rows.tokens)
-    assert [len(part.offsets) - 1 for part in parts(rows, 6)] == [2, 2, 0, 1, 1, 0]
-    assert parts(rows, 1) == [rows]
 
 
 def test_metrics_of_several_steps_are_sums_of_counts_maxima_and_means() -> None:

@@ -32,13 +32,15 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "ranked.yaml"
 
 
-def test_two_processes_train_as_one_does(graph: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_two_processes_train_as_one_does(graph: Path, tmp_path: Path, minibatches: int) -> None:
     import torch
     from safetensors.torch import load_file
 
     found = []
     for processes in (1, 2):
         sets = {"owners.trainer.processes": processes, "owners.trainer.learner.optimizer": "sgd"}
+        sets |= {"hops.train.with.minibatches": minibatches}
         done = flowgraph.run(graph, runs=tmp_path / str(processes), overrides=sets, live=False)
         found.append((metrics(done.directory), load_file(Path(done.directory, "model", "model.safetensors"))))
     (one, weights), (two, others) = found

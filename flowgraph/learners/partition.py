@@ -2,11 +2,11 @@
 
 The steps of a batch before its forward pass, in order (docs/train.md walks one batch through them):
 
-1. `pad`: how many rows are lacking to the same number on every rank.
-2. `reorder` and `undo`: by cost, the dearest first, and back.
+1. No row is added: a rank takes as many as it is given, and `pack.fill` evens out the micro-batches.
+2. `reorder`: by cost, the dearest first.
 3. `partition`, or `split` where rows of a group share a prompt: which rank takes which.
-4. `rows.take`: a rank's own rows.
-5. `pack.micros`: a rank's micro-batches.
+4. `runtime.pieces`: a rank reads its own rows, and what it gives for each comes back to its place.
+5. `pack.pack`: a rank's micro-batches.
 
 A row here is what stays whole: a trajectory with all its leaves. n rows, m parts.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,29 +59,9 @@ def cost(lengths: npt.ArrayLike, linear: float = 1.0, quadratic: float = 0.0) ->
     return np.asarray(linear * length_n + quadratic * length_n**2, np.float64)
 
 
-def pad(rows: int, parts: int) -> int:
-    """How many rows to add, so that `parts` get the same number: 7 rows for 2 parts lack one."""
-    return -rows % parts
-
-
 def reorder(costs: npt.ArrayLike) -> Ints:
     """i64[n]: the rows from the dearest to the cheapest; those of equal cost as they stand."""
     return np.argsort(-np.asarray(costs, np.float64), kind="stable").astype(np.int64)
-
-
-def undo(order: npt.ArrayLike) -> Ints:
-    """i64[n]: the way back from this order: `carry(carry(values, order), undo(order))` are the values."""
-    order_n = np.asarray(order, np.int64)
-    back = np.empty_like(order_n)
-    back[order_n] = np.arange(len(order_n))
-    return back
-
-
-def carry(values: Any, order: npt.ArrayLike) -> Any:
-    """The values of rows, one a row, in this order: an array along its first dim, any other sequence as a list."""
-    if isinstance(values, np.ndarray):
-        return values[np.asarray(order, np.int64)]
-    return [values[i] for i in np.asarray(order, np.int64).tolist()]
 
 
 def partition(costs: npt.ArrayLike, parts: int, *, equal: bool = False) -> list[Ints]:
@@ -91,7 +71,7 @@ def partition(costs: npt.ArrayLike, parts: int, *, equal: bool = False) -> list[
     rows are exchanged between the dearest part and the cheapest until no exchange helps. Deterministic: of equals the
     lowest number counts.
 
-    costs: f64[n]; equal: no part gets more than ⌈n/m⌉ rows, so that `pad(n, m)` rows of no cost fill them all
+    costs: f64[n]; equal: no part gets more than ⌈n/m⌉ rows, so that the numbers of rows differ by as little as can be
     Raises ValueError for no parts, or for costs that are not finite or are negative.
     """
     cost_n = np.asarray(costs, np.float64)

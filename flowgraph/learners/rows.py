@@ -1,4 +1,4 @@
-"""The rows of a batch: checked, taken, padded, and shared out to ranks. Pure numpy."""
+"""The rows of a batch: checked, taken, and cut into minibatches. Pure numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .partition import Ints, Work, cost, partition
+from .partition import Ints
 from .protocol import Rows
 
 
@@ -90,17 +90,6 @@ def take(rows: Rows, order: npt.ArrayLike) -> Rows:
     )
 
 
-def with_pads(rows: Rows, count: int) -> Rows:
-    """`count` rows more: each without a token, so that it is in no sum and no count, and a trajectory of its own."""
-    offsets = np.append(rows.offsets, np.full(count, rows.offsets[-1]))
-    if rows.trajectory is None:
-        return rows._replace(offsets=offsets)
-    first = int(rows.trajectory.max(initial=-1)) + 1
-    return rows._replace(
-        offsets=offsets, trajectory=np.append(rows.trajectory, np.arange(first, first + count))
-    )
-
-
 def trajectories(rows: Rows) -> Ints:
     """i64[leaf]: the number of each row's trajectory, from 0, in the order of their ids."""
     if rows.trajectory is None:
@@ -127,13 +116,3 @@ def minibatches(
     step_N = np.sort(np.concatenate(gather(first_N)))
     part_N = np.searchsorted(step_N, first_N) * count // max(1, len(step_N))
     return [take(rows, np.flatnonzero(part_N[of_L] == part)) for part in range(count)]
-
-
-def shards(rows: Rows, ranks: int, work: Work | None = None) -> list[Rows]:
-    """What each rank trains on: whole trajectories, of about equal cost (`work`; None counts tokens).
-
-    Raises ValueError for no ranks.
-    """
-    of_n = trajectories(rows)
-    costs = np.bincount(of_n, cost(np.diff(rows.offsets), *(work or Work(1, 0))))
-    return [take(rows, np.flatnonzero(np.isin(of_n, part))) for part in partition(costs, ranks)]

@@ -57,6 +57,9 @@ def batch(name: str, vocabulary: int = 256) -> tuple[Rows, list[int]]:
         return make_rows([[1, 2, 3, 4], [5, 6, 7]], [[0, 1, 1, 1], [0, 1, 1]]), [2, 0]
     if name == "B4":  # many micro-batches on one, one on the other
         return sampled(3, 20, 4, 30), [10, 2]
+    if name == "B1":  # seven rows of unlike lengths
+        tokens = [list(range(5 * i, 6 * i + 3)) for i in range(1, 8)]
+        return make_rows(tokens, [[0] + [1] * (len(one) - 1) for one in tokens]), [4, 3]
     if name == "nothing":
         return make_rows([[1, 2, 3], [4, 5, 6]], [[0, 0, 0], [0, 0, 0]]), [1, 1]
     if name == "real":  # for a real model: longer rows

@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"rows": "B4", "steps": 3},
     "L3": {"rows": "L3", "steps": 3, **SGD},
     "L4": {"rows": "L4", "steps": 3, **SGD},
+    "B1": {"rows": "B1", "steps": 1, **SGD},
     "idle": {"rows": "idle", "steps": 1, **SGD},
     "nothing": {"rows": "nothing", "steps": 1, **SGD},
     "bfloat16": {"rows": "B4", "steps": 1, "dtype": "bfloat16"},
@@ -91,7 +92,7 @@ def alone(tiny: Path) -> dict[str, Found]:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("case", ["tree", "padded", "adamw", "L3", "L4", "idle", "critic", "lora"])
+@pytest.mark.parametrize("case", ["tree", "padded", "adamw", "L3", "L4", "B1", "idle", "critic", "lora"])
 def test_two_processes_have_the_gradient_and_the_updates_of_one(
     found: tuple[dict[str, Found], Path], alone: dict[str, Found], case: str
 ) -> None:

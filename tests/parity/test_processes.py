@@ -32,20 +32,24 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "ranked.yaml"
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_two_processes_train_as_one_does(graph: Path, tmp_path: Path, minibatches: int) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [{"dims.group": 1, "dims.sample": 7}, {"hops.train.with.minibatches": 2}],
+    ids=["B1", "minibatches"],
+)
+def test_two_processes_train_as_one_does(graph: Path, tmp_path: Path, more: dict[str, int]) -> None:
+    """B1: of seven trajectories one takes four and one three. B6: the values of each token come back to its place."""
     import torch
     from safetensors.torch import load_file
 
     found = []
     for processes in (1, 2):
         sets = {"owners.trainer.processes": processes, "owners.trainer.learner.optimizer": "sgd"}
-        sets |= {"hops.train.with.minibatches": minibatches}
-        done = flowgraph.run(graph, runs=tmp_path / str(processes), overrides=sets, live=False)
+        done = flowgraph.run(graph, runs=tmp_path / str(processes), overrides=sets | more, live=False)
         found.append((metrics(done.directory), load_file(Path(done.directory, "model", "model.safetensors"))))
     (one, weights), (two, others) = found
     for before, after in zip(one, two, strict=True):
-        for name in ("loss", "grad_norm", "tokens", "entropy"):
+        for name in ("loss", "grad_norm", "tokens", "rows", "entropy"):
             assert after[f"train.{name}"] == pytest.approx(before[f"train.{name}"], rel=1e-5, abs=1e-6), name
         assert after["look.moved"] == pytest.approx(before["look.moved"], abs=1e-5)
         # A row in another's place would change this by its moves, of a hundredth each, times its distance.

@@ -118,6 +118,20 @@ def test_processes_are_given_together_what_one_is_given(
     assert [one["reward.reward"] for one in told.steps] == [one["reward.reward"] for one in shared.steps]
 
 
+def test_B1_seven_trajectories_on_two_processes_are_four_and_three_and_no_pad_is_anywhere(
+    model: Path,
+) -> None:
+    _, held, told = run(model, 2, *RESCORE, "dims.group=1", "dims.sample=7")
+    for step, one in enumerate(told.steps):
+        given = [each.given[step] for each in held]
+        assert sorted(key for each in given for key in each["each"].tolist()) == list(range(7))
+        assert sorted(len(each["uid"]) for each in given) == [3, 4]
+        assert sum(len(each["leaf_offsets"]) - 1 for each in given) == 14, "two leaves each"
+        assert sum(len(each["tokens"]) for each in given) == one["tokens"]
+        assert all(np.diff(each["leaf_offsets"]).all() for each in given), "a pad would have no token"
+        assert [one[f"compare.{name}"] for name in JOINED] == [0.0] * len(JOINED)
+
+
 def test_the_bytes_that_are_read_are_those_that_are_predicted(model: Path) -> None:
     """Of what is cut that is as many as one process reads, but for bytes in which two rows' bits meet, and bounds."""
     one, _, _ = run(model, 1, off=("fuse",))
@@ -181,7 +195,7 @@ RESCORE = (
 
 @pytest.mark.parametrize("off", [(), ("fold", "encode", "narrow"), ("defer",)])
 @pytest.mark.parametrize("processes", [1, 2, 5])
-def test_what_each_gives_for_its_rows_is_joined_in_their_order(
+def test_B6_what_each_gives_for_its_rows_is_joined_in_their_order(
     model: Path, processes: int, off: tuple[str, ...]
 ) -> None:
     ring, _, told = run(model, processes, *RESCORE, off=off)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowgraph.learners.pack import Micro, Packing, fill, pack, positions
-from flowgraph.learners.partition import undo
 from flowgraph.learners.protocol import Rows
-from flowgraph.learners.rows import check_rows, shards, take, trajectories, with_pads
+from flowgraph.learners.rows import check_rows, take, trajectories
 from tests.unit.packed import PACKINGS, make_rows, paths
 
 WAYS = (st.sampled_from(PACKINGS), st.integers(1, 40))
@@ -179,38 +177,10 @@ def test_B6_rows_are_taken_with_all_that_they_have_and_come_back_in_order(rows: 
     random.shuffle(order)  # type: ignore[attr-defined]
     taken = take(rows, order)
     assert described(taken) == [described(rows)[i] for i in order]
-    back = take(taken, undo(order))
+    back = take(taken, np.argsort(order))
     assert described(back) == described(rows)
     assert back.offsets.tolist() == rows.offsets.tolist()
     assert back.tokens.dtype == rows.tokens.dtype
-
-
-@given(batches(), st.integers(0, 3), *WAYS)
-def test_B1_a_pad_row_has_no_token_a_trajectory_of_its_own_and_no_part_in_any_micro_batch(
-    rows: Rows, count: int, how: Packing, max_tokens: int
-) -> None:
-    padded = with_pads(rows, count)
-    check_rows(padded, vocabulary=2, context=8)
-    n = len(rows.offsets) - 1
-    assert np.diff(padded.offsets)[n:].tolist() == [0] * count
-    ids = Counter(trajectories(padded).tolist())
-    assert all(ids[one] == 1 for one in trajectories(padded)[n:].tolist())
-    assert len(ids) == len(set(trajectories(rows).tolist())) + count
-    for one, other in zip(pack(rows, how, max_tokens), pack(padded, how, max_tokens), strict=True):
-        assert one.token_T.tolist() == other.token_T.tolist()
-        assert one.source_N.tolist() == other.source_N.tolist()
-
-
-@given(batches(), st.integers(1, 5))
-def test_each_rank_trains_on_whole_trajectories_and_each_row_is_on_one(rows: Rows, ranks: int) -> None:
-    n = len(rows.offsets) - 1
-    numbered = rows._replace(trajectory=trajectories(rows))
-    found = shards(numbered, ranks)
-    assert len(found) == ranks
-    assert sorted(itertools.chain(*(described(one) for one in found))) == sorted(described(numbered))
-    ids = [set(one.trajectory.tolist()) for one in found if one.trajectory is not None]
-    assert sum(map(len, ids)) == len(set.union(*ids)) == len(set(trajectories(rows).tolist()))
-    assert sum(len(one.offsets) - 1 for one in shards(rows, ranks)) == n
 
 
 def test_rows_name_their_trajectories_one_integer_each() -> None:

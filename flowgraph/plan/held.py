@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from flowgraph.engines.registry import ROOM, SglangOptions, launched, push, servers
+from flowgraph.learners.registry import LoraOptions
 from flowgraph.models import ModelFacts, facts
 from flowgraph.plan.plan import Owner, Plan
 from flowgraph.spec.types import dtype_of
@@ -142,6 +143,8 @@ def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[Held
         return
     if several or options.given != options.dtype:  # a copy of them, made for the engine
         yield "given weights", model.parameters * dtype_of(options.given).itemsize
+    elif options.lora:  # a copy of those to which an update is added
+        yield "given weights", _adapted(model, options.lora) * size
     if options.lora:  # which trains next to nothing of them
         return
     yield "gradients", model.parameters * size
@@ -149,6 +152,20 @@ def _learner(plan: Plan, owner: Owner, model: ModelFacts) -> Iterator[tuple[Held
         yield "master weights", model.parameters * 4
     if options.optimizer != "sgd":
         yield "moments", model.parameters * 8
+
+
+def _adapted(model: ModelFacts, lora: LoraOptions) -> int:
+    """Parameters of the matrices that have an adapter, as peft chooses them: those of modules whose names end with a
+    target; without targets all but embedding and head.
+    """
+
+    def chosen(name: str) -> bool:
+        module = "." + name.removesuffix(".weight")
+        if lora.targets is None:
+            return not module.endswith((".embed_tokens", ".lm_head"))
+        return module.endswith(tuple(f".{target}" for target in lora.targets))
+
+    return sum(math.prod(one.shape) for one in model.tensors if len(one.shape) == 2 and chosen(one.name))
 
 
 def _column(model: ModelFacts, size: int) -> int:

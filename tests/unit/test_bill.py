@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowgraph.errors import CheckError
+from flowgraph.learners.registry import LoraOptions
 from flowgraph.models import facts
 from flowgraph.plan.bill import bill, traffic
 from flowgraph.plan.compile import compile_file
@@ -88,6 +89,25 @@ def test_a_learner_holds_weights_gradients_masters_and_two_moments(quickstart: P
     owners["trainer"] = msgspec.structs.replace(owners["trainer"], learner=other)
     parts = dict(bill(msgspec.structs.replace(quickstart, owners=owners)).memory["trainer"].parts)
     assert parts["given weights"] == PARAMETERS * 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [
+        (None, 3 * 1536 * 576 + 2 * 192 * 576 + 2 * 576 * 576),
+        (("q_proj", "self_attn.k_proj"), (576 + 192) * 576),
+    ],
+)
+def test_one_process_with_adapters_holds_a_copy_of_what_they_are_added_to(
+    quickstart: Plan, targets: tuple[str, ...] | None, adapted: int
+) -> None:
+    owners = dict(quickstart.owners)
+    assert owners["trainer"].learner is not None
+    options = msgspec.structs.replace(owners["trainer"].learner, lora=LoraOptions(8, 16, targets))
+    owners["trainer"] = msgspec.structs.replace(owners["trainer"], learner=options)
+    parts = dict(bill(msgspec.structs.replace(quickstart, owners=owners)).memory["trainer"].parts)
+    assert parts["given weights"] == 30 * adapted * 2
+    assert not {"gradients", "master weights", "moments"} & parts.keys()
 
 
 def test_arenas_are_the_blocks_of_all_hops(quickstart: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from learner_rows import digest, sampled
 
+from flowgraph.engines.registry import TransformersOptions, start_engine
 from flowgraph.learners.protocol import Rows
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
+from hops.sync import publish
 from hops.train import joined, score, step, validate
 
 
@@ -127,6 +130,37 @@ def test_L5_a_batch_of_which_the_loss_keeps_nothing_takes_no_step(
     assert metrics["tokens"] == rows.mask.sum()
     assert digest(one.weights()) == before
     assert "is trained on: no step taken" in caplog.text
+
+
+def test_L5_the_version_counts_a_batch_that_trains_nothing(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No step and a warning; the engine then serves the same weights under the next version."""
+    rows, one = sampled(2, 5, 2, 6), learner(tiny)
+    before = digest(one.weights())
+    nothing = given(rows._replace(mask=np.zeros_like(rows.mask)))
+    trained = step(**nothing, learner=one, loss=policy_gradient())
+    assert (trained.metrics["skipped"], trained.metrics["tokens"]) == (1, 0)
+    assert "is trained on: no step taken" in caplog.text
+    assert digest(trained.weights) == before
+
+    told: list[Any] = []
+
+    async def served() -> tuple[int, np.ndarray[Any, Any]]:
+        options = TransformersOptions(model=str(tiny), slots=1, dtype="float32")
+        engine = await start_engine(
+            options, str(tiny), context=32, threads=1, logs=str(tmp_path), journal=told.append, patience=30
+        )
+        try:
+            published = await publish(trained.weights, np.int64(4), engine=engine)
+            return int(published.version), await engine.logprobs(rows.tokens[:11])
+        finally:
+            await engine.close()
+
+    version, logprobs = asyncio.run(served())
+    assert version == 5, "batches 0 to 4 are accounted for"
+    first = Rows(rows.tokens[:11], np.array([0, 11]), np.arange(11) > 0, {})
+    np.testing.assert_allclose(logprobs[1:], one.logprobs(first)[1:], atol=1e-4)
 
 
 @pytest.mark.parametrize(

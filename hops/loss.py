@@ -108,6 +108,8 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Any) -> 
     Source: arXiv 2507.18071; its bounds are small because the ratio is a mean over the tokens. It goes with
     `aggregate: seq-mean-token-mean`. options: the others of `policy_gradient`.
     """
+    if "ratio" in options:
+        raise ValueError("the ratio of gspo is that of the sequence: leave ratio out, or use policy_gradient")
     return policy_gradient(ratio="sequence", clip_low=clip_low, clip_high=clip_high, **options)
 
 
@@ -117,6 +119,8 @@ def cispo(*, clip_low: float = 1.0, clip_high: float = 4.0, **options: Any) -> T
     Source: MiniMax-M1, arXiv 2506.13585, which leaves the lower bound out and tunes the upper; 5 is ScaleRL's
     (arXiv 2510.13786). options: the others of `policy_gradient`.
     """
+    if "surrogate" in options:
+        raise ValueError("the surrogate of cispo is its own: leave surrogate out, or use policy_gradient")
     return policy_gradient(surrogate="cispo", clip_low=clip_low, clip_high=clip_high, **options)
 
 

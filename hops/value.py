@@ -44,7 +44,7 @@ def _check(*, clip: float | None = 0.2, epochs: int = 1) -> None:
         raise ValueError(f"epochs must be at least 1, not {epochs}")
 
 
-@effect(uses=Critic, owner="critic", lifetime="step", validate=_check)
+@effect(uses=Critic, owner="critic", lifetime="step", validate=_check, trains=True)
 def fit(
     tokens: Int32[Array, "token"],
     leaf_offsets: Int64[Array, "leaf+1"],

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .aggregate import factors, needs_counts
+from .metrics import check_names
 from .protocol import Aggregation, Losses, TokenLoss, Tokens
 
 # Positions of one block: large enough for fast matrix products, 50 MB of bfloat16 logits at V = 49152.
@@ -294,6 +295,7 @@ def _checked(loss: TokenLoss, seen: Tokens) -> Losses:
     said = loss(seen)
     if not isinstance(said, Losses):
         raise TypeError(f"the loss returned a {type(said).__name__}; return flowgraph.Losses(loss, metrics)")
+    check_names(said.metrics, said.spread)
     told = {"loss": said.loss, **said.metrics, **said.spread} | (
         {} if said.kept is None else {"kept": said.kept}
     )

@@ -22,7 +22,7 @@ _BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.wei
 def adapt(model: Any, options: LoraOptions) -> None:
     """Put adapters into a model, in its own dtype; they alone are trained. A is random, the same on every call.
 
-    Raises ModelError without peft, and for a target that the model has not.
+    Raises ModelError without peft, and for a target that is no linear layer of the backbone.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -30,6 +30,8 @@ def adapt(model: Any, options: LoraOptions) -> None:
         raise ModelError(
             "lora needs peft, which is not installed", 'pip install "flowgraph-rl[lora]"'
         ) from error
+    for target in options.targets or ():
+        _check_target(model, target)
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
@@ -44,6 +46,21 @@ def adapt(model: Any, options: LoraOptions) -> None:
             raise ModelError(
                 f"lora: {error}", "name linear layers of the model under lora.targets"
             ) from error
+
+
+def _check_target(model: Any, target: str) -> None:
+    """peft passes over a target that it finds nowhere if it finds another, and takes embeddings and heads too, which
+    may be tied or are computed elsewhere: the learner would train what nobody reads.
+    """
+    linear = {id(m) for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)}
+    named = {name: id(module) in linear for name, module in model.named_modules()}
+    found = {name: fits for name, fits in named.items() if f".{name}".endswith(f".{target}")}
+    if found and all(found.values()):
+        return
+    what = next((name for name, fits in found.items() if not fits), None)
+    is_none = f"{what} is no linear layer of the backbone" if what else "the model has no layer of that name"
+    known = dict.fromkeys(name.rpartition(".")[2] for name, fits in named.items() if fits)
+    raise ModelError(f"lora.targets {target}: {is_none}", f"name some of {', '.join(known)}")
 
 
 def merged(tensors: Mapping[str, Tensor], options: LoraOptions | None) -> dict[str, Tensor]:

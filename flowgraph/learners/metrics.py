@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,22 @@ import numpy.typing as npt
 COUNTS = ("tokens", "rows", "positions")
 # Of the metrics whose distribution is told. The mean goes by the plain name.
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
+# What a learner says itself: no loss may give a metric of such a name, which would be added to it or hide it.
+OWN = {
+    *COUNTS,
+    *(
+        "loss",
+        "entropy",
+        "grad_norm",
+        "lr",
+        "skipped",
+        "kept_tokens",
+        "kept_sequences",
+        "padding",
+        "imbalance",
+    ),
+    *("recorded", "routing_mismatch", "indexer_mismatch"),
+}
 _OF = " of"  # sums["x of"] is what the sum of x is divided by
 
 
@@ -37,6 +53,15 @@ def totals(parts: Sequence[Part]) -> Part:
         most = max(part.sums["positions"] for part in parts)
         sums |= share("imbalance", most, sums["positions"] / len(parts))
     return Part(sums, spread)
+
+
+def check_names(metrics: Iterable[str], spread: Collection[str]) -> None:
+    """Raises ValueError for a loss's metric that has a name which something else has."""
+    given = [*metrics, *spread, *(f"{name}_{which}" for name in spread for which in QUANTILES)]
+    for name in given:
+        if name in OWN or name.endswith(_OF) or given.count(name) > 1:
+            whose = "a metric of the learner" if name in OWN else "another sum of the step"
+            raise ValueError(f"the loss's metric {name!r} has the name of {whose}; give it another name")
 
 
 def share(name: str, part: float, of: float) -> dict[str, float]:

@@ -58,7 +58,8 @@ class Losses(NamedTuple):
     """What a loss says of them.
 
     loss: f32[n]; the learner adds it up and divides (see `Aggregation`)
-    metrics: name → f32[n] without a graph, averaged over all masked tokens of the batch
+    metrics: name → f32[n] without a graph, averaged over all masked tokens of the batch; no name of the learner's own
+        metrics (loss, entropy, tokens, …)
     kept: bool[n], false where the loss leaves a token out: it counts in no sum and in no denominator of the loss.
         None: all are kept
     spread: name → f32[n], metrics of which besides the mean (NAME) NAME_p05, NAME_p50, NAME_p95 and NAME_max are told

@@ -9,13 +9,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-from flowgraph.errors import Diagnostic
+from flowgraph.errors import Diagnostic, Place
 from flowgraph.ir.graph import Binding, Graph, Node
 from flowgraph.passes.columns import Columns
 from flowgraph.passes.fitting import same_type, sole_giver
 from flowgraph.passes.move import too_late
 from flowgraph.spec.config import convert_value, is_callable
-from flowgraph.spec.graphfile import NAME, InputDecl
+from flowgraph.spec.graphfile import NAME, HopDecl, InputDecl
 from flowgraph.spec.ports import Port
 from flowgraph.spec.reader import guess, near, plural, suggest, surely
 
@@ -191,35 +191,37 @@ def check_needs(graph: Graph) -> Iterator[Diagnostic]:
             help = f"add {', '.join(f'{p.name}: {_giver(graph, node, p)}' for p in missing)} under in:"
             message = f"hop {decl.name} lacks its input{plural(missing)} {what}"
             yield Diagnostic("FG110", decl.place, message, help)
-        for option, what, port in _read_by_options(node):
+        for given, what, port in _read_by_options(node, decl):
             if port in decl.inputs or "in" in decl.partial:
                 continue
-            given = decl.config.value[option].place if decl.config is not None else decl.place
             message = f"hop {node.name} lacks its input {port}, which {what} reads"
             later = too_late(graph, node, port, port, node)
             before = [n.name for n in graph.upstream(node) if any(c.name == port for c in n.spec.columns)]
-            wanted = next(
-                (p for p in node.spec.inputs if p.name == port and p.kind in ("rows", "value")), None
-            )
-            giver = _giver(graph, node, wanted) if wanted is not None else before[0] if before else "<hop>"
+            wanted = next((p for p in node.spec.inputs if p.name == port), None)
+            giver = _giver(graph, node, wanted) if wanted is not None else "<hop>"
+            giver = before[0] if giver == "<hop>" and before else giver
             help = f"add {port}: {giver} under in:"
             yield Diagnostic("FG110", given, message, later or help)
         yield from _unread(graph, node) if not graph.broken and "hops" not in graph.file.partial else ()
 
 
-def _read_by_options(node: Node) -> Iterator[tuple[str, str, str]]:
-    """Options that read an optional port: the option, what is said of it, and the port."""
+def _read_by_options(node: Node, decl: HopDecl) -> Iterator[tuple[Place, str, str]]:
+    """Options and inputs that say nothing without an optional port: where each stands, what it is, and the port."""
+    options = decl.config.value if decl.config is not None else {}
     for case, port in node.spec.facts.needs:
         option, _, value = case.partition("=")
         chosen = node.config.get(option)
-        if chosen == value if value else chosen:
-            yield option, case.replace("=", ": "), port
+        if option in decl.inputs:
+            yield decl.inputs[option].place, f"its input {option}", port
+        elif chosen == value if value else chosen:
+            yield options[option].place, case.replace("=", ": "), port
     optional = {p.name for p in node.spec.inputs if p.optional}
     for param in node.spec.params:
         if is_callable(param.type) and param.name in node.config:
             with contextlib.suppress(Exception):  # it was made before, and what it raised was told
                 made = convert_value(node.config[param.name], param.type)
-                yield from ((param.name, f"its {param.name}", p) for p in made.reads if p in optional)
+                place = options[param.name].place
+                yield from ((place, f"its {param.name}", p) for p in made.reads if p in optional)
 
 
 def _unread(graph: Graph, node: Node) -> Iterator[Diagnostic]:

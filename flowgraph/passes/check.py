@@ -27,6 +27,7 @@ from flowgraph.passes.check_rates import (
 )
 from flowgraph.passes.check_said import check_said
 from flowgraph.passes.check_state import check_hidden, check_leaks
+from flowgraph.passes.check_training import check_training
 from flowgraph.passes.check_types import check_dtypes, check_maps, check_memory, check_shapes
 from flowgraph.passes.ranks import check_ranks
 from flowgraph.passes.staleness import check_staleness
@@ -57,6 +58,7 @@ CHECKS: tuple[Callable[[Graph], Iterator[Diagnostic]], ...] = (
     check_said,
     check_budgets,
     check_limits,
+    check_training,
     check_ranks,
 )
 

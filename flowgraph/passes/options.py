@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -119,13 +120,20 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
         try:
             spec.facts.validate(**made)
         except Exception as error:  # a user's function
-            said = _said(error)
-            place, name = _meant(said, config)
-            default = options[name].default if name in options and not options[name].required else None
-            left_out = f", or leave it out for {default}" if isinstance(default, int | float | str) else ""
-            reader.error("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
+            found.append(refused(decl, error, options))
     found += reader.found
     return {name: node.plain() for name, node in given.items()}
+
+
+def refused(
+    decl: HopDecl, error: Exception, options: Mapping[str, Param] = MappingProxyType({})
+) -> Diagnostic:
+    """FG111: what a hop's own check says of its options, at the one that it names."""
+    said = _said(error)
+    place, name = _meant(said, decl.config or Located({}, decl.place))
+    default = options[name].default if name in options and not options[name].required else None
+    left_out = f", or leave it out for {default}" if isinstance(default, int | float | str) else ""
+    return Diagnostic("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
 
 
 def _form(name: str, option: Param) -> str:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from flowgraph.errors import DeadlineError, RunError, WorkerDied
 from flowgraph.plan.plan import Plan, to_json
@@ -41,6 +41,8 @@ SIGNALS: dict[int, str] = {
 # Seconds that the driver looks for an answer before it sleeps: where a core is idle, to be woken takes as long as what
 # it waits for. With it a firing that does nothing is there and back in 95 us, without it in 150 us.
 AWAKE = 200e-6
+# Seconds that a worker on the driver's own event loop has to end.
+ENDING = 10.0
 
 
 class Executor(Protocol):
@@ -90,7 +92,11 @@ def refuse_processes(plan: Plan) -> None:
 
 
 class InProcess:
-    """All workers on one event loop in this process; `wait` runs the loop until a reply is there."""
+    """All workers on one event loop in this process; `wait` runs the loop until a reply is there.
+
+    What a signal handler raises (a test's time limit does) comes up wherever this process is at that moment, and within
+    a task asyncio keeps it: whoever waits for that task would wait for ever. So `wait` raises it.
+    """
 
     def __init__(self, logs: Path | None = None) -> None:
         self.control_bytes = 0
@@ -99,6 +105,27 @@ class InProcess:
         self.workers: dict[str, Worker] = {}
         self.replies: deque[tuple[str, FromWorker]] = deque()
         self.arrived = asyncio.Event()
+        self.struck: BaseException | None = None
+        self.loop.set_task_factory(self._task)
+        self.loop.set_exception_handler(self._unhandled)
+
+    def _task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **more)
+        # Not by task.exception(), after which asyncio would no longer tell of an error that nobody looked at.
+        task.add_done_callback(lambda done: self._strike(done._exception))
+        return task
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self._strike(context.get("exception")):
+            loop.default_exception_handler(context)
+
+    def _strike(self, error: BaseException | None) -> bool:
+        """Keep what is no error of whatever it came up in."""
+        if error is None or isinstance(error, (Exception, asyncio.CancelledError)):
+            return False
+        self.struck = error
+        self.arrived.set()
+        return True
 
     def start(self, plan: Plan, models: Mapping[str, str], memory: Transport) -> None:
         os.environ.update(environment())
@@ -138,6 +165,8 @@ class InProcess:
             raise DeadlineError(
                 f"nothing came in {seconds:.0f} s", "raise run.deadline, or look at the hop in flight"
             ) from None
+        if self.struck is not None:
+            raise self.struck
         self.arrived.clear()
         out = list(self.replies)
         self.replies.clear()
@@ -148,10 +177,17 @@ class InProcess:
             return
         self.loop.set_exception_handler(lambda loop, context: None)  # what a signal ended within is no news
         for worker in self.workers.values():
-            self.loop.run_until_complete(worker.close())
+            self.loop.run_until_complete(_ended(worker))
         self.workers.clear()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+
+async def _ended(worker: Worker) -> None:
+    """Close a worker. One of which a task waits for what a signal ended is left as it is."""
+    done, _ = await asyncio.wait({asyncio.ensure_future(worker.close())}, timeout=ENDING)
+    for closed in done:
+        closed.result()
 
 
 class _Link(Channel):

@@ -52,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     admits: Callable[..., int] | None = None
     needs: tuple[tuple[str, str], ...] = ()
     read: tuple[str, ...] = ()
+    trains: bool = False
     described: str = ""
 
 
@@ -91,6 +92,12 @@ class HopSpec(msgspec.Struct, frozen=True):
             own += port.columns if port.kind == "rows" else [port] if port.kind != "value" else []
         return tuple(p for p in own if p.kind != "scalars")
 
+    @property
+    def trains(self) -> bool:
+        """Whether it takes steps with its learner; who gives weights away does."""
+        given = self.facts.uses == "learner" and any(p.kind == "tensors" for p in self.columns)
+        return given or self.facts.trains
+
 
 def _attach(**facts: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
@@ -106,16 +113,25 @@ def hop(
     lifetime: T.Lifetime = "firing",
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
+    needs: Mapping[str, str] | None = None,
     described: str = "",
 ) -> Callable[[F], F]:
     """Declare a pure function. `maps="leaf"`: the result is the same however the rows are split or batched.
 
-    `validate(**config)` is called by the check with the hop's `with:` and raises ValueError for a bad one.
+    `validate(**config)` is called by the check with the hop's `with:` and raises ValueError for a bad one. Where it
+    takes parameters that come from dims, a seam or the run it is called once more with these, so they have defaults
+    there. `needs` as of `@fold`.
     `described="SGLang"`: the function has no body. It says what crosses where another system does the work, so that a
     graph with it is checked, drawn and audited, and not run.
     """
     return _attach(
-        kind="hop", owner=owner, lifetime=lifetime, maps=maps, validate=validate, described=described
+        kind="hop",
+        owner=owner,
+        lifetime=lifetime,
+        maps=maps,
+        validate=validate,
+        needs=tuple((needs or {}).items()),
+        described=described,
     )
 
 
@@ -145,7 +161,8 @@ def fold(
     may be out in all: neither dropped nor accounted for in the version. The check proves from them how stale a row can
     be. All three get every keyword-only parameter as well.
     `needs={"option": "port"}`: the option, when it is on, reads this optional port; `{"option=value": "port"}`: when it
-    is just that. `read` names columns that somebody must read. `described` as of `@hop`.
+    is just that; `{"port": "port"}`: an optional port, when it is wired, says nothing without the other. `read` names
+    columns that somebody must read. `described` as of `@hop`.
     """
     return _attach(
         kind="fold",
@@ -172,11 +189,13 @@ def effect(
     maps: str | None = None,
     validate: Callable[..., None] | None = None,
     needs: Mapping[str, str] | None = None,
+    trains: bool = False,
     described: str = "",
 ) -> Callable[[F], F]:
     """Declare a function that uses a resource (`Engine`, `Learner` or `Critic`); `async def` runs many firings at once.
 
-    `needs` as of `@fold`, `described` as of `@hop`.
+    `needs` as of `@fold`, `described` as of `@hop`. `trains`: it takes steps with the learner; one that gives
+    tensors does.
     """
     return _attach(
         kind="effect",
@@ -186,6 +205,7 @@ def effect(
         maps=maps,
         validate=validate,
         needs=tuple((needs or {}).items()),
+        trains=trains,
         described=described,
     )
 

@@ -22,6 +22,7 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Sampled = Annotated[Bool[Array, "token"], Mask()]
 WithheldScores = Float32[Array, "withheld"]
 WithheldUids = Int64[Array, "withheld"]
+TOGETHER = {"withheld_score": "withheld_uid", "withheld_uid": "withheld_score"}
 
 
 class Advantages(NamedTuple):
@@ -149,7 +150,7 @@ class Groups:
         return metrics | ({"spread": float(np.mean(compared))} if compared else {})
 
 
-@hop(owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step", needs=TOGETHER)
 def by_group(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],

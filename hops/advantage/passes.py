@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from flowgraph import Array, Dim, hop
 from hops.advantage.groups import (
+    TOGETHER,
     Advantages,
     Group,
     Sampled,
@@ -20,7 +21,7 @@ from hops.advantage.groups import (
 )
 
 
-@hop(owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step", needs=TOGETHER)
 def maxrl(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -50,17 +51,19 @@ def maxrl(
     )
 
 
-def _check_pkpo(*, k: int) -> None:
+def _check_pkpo(*, k: int, samples: int | None = None) -> None:
     if k < 2:
         raise ValueError(f"k must be at least 2, not {k}; for k = 1 use rloo")
+    _enough(k, samples)
 
 
-def _check_pass_at_k(*, k: int, right: float = 1.0) -> None:
+def _check_pass_at_k(*, k: int, right: float = 1.0, samples: int | None = None) -> None:
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
+    _enough(k, samples)
 
 
-@hop(owner="trainer", lifetime="step", validate=_check_pkpo)
+@hop(owner="trainer", lifetime="step", validate=_check_pkpo, needs=TOGETHER)
 def pkpo(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -102,7 +105,7 @@ def _pkpo(score_M: Vector, k: int) -> Vector:
     return k * above_M
 
 
-@hop(owner="trainer", lifetime="step", validate=_check_pass_at_k)
+@hop(owner="trainer", lifetime="step", validate=_check_pass_at_k, needs=TOGETHER)
 def pass_at_k(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -145,8 +148,8 @@ def _pass_at_k(group: Group, k: int, right: float) -> Vector:
     return out_R
 
 
-def _enough(k: int, samples: int) -> None:
-    if k > samples:
+def _enough(k: int, samples: int | None) -> None:
+    if samples is not None and k > samples:
         raise ValueError(
             f"the best of k = {k} can't be told from {samples} samples; lower k or raise dims.sample"
         )

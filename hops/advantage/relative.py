@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from flowgraph import Array, hop
 from hops.advantage.groups import (
+    TOGETHER,
     Advantages,
     Groups,
     Sampled,
@@ -18,8 +19,14 @@ from hops.advantage.groups import (
     whiten,
 )
 
+WITH_LENGTH = {
+    "withheld_score": "withheld_length",
+    "withheld_uid": "withheld_score",
+    "withheld_length": "withheld_uid",
+}
 
-@hop(owner="trainer", lifetime="step")
+
+@hop(owner="trainer", lifetime="step", needs=TOGETHER)
 def grpo(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -47,7 +54,7 @@ def grpo(
     )
 
 
-@hop(owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step", needs=TOGETHER)
 def rloo(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -69,7 +76,7 @@ def rloo(
     )
 
 
-@hop(owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step", needs=WITH_LENGTH)
 def opo(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],
@@ -100,7 +107,7 @@ def opo(
     )
 
 
-@hop(owner="trainer", lifetime="step")
+@hop(owner="trainer", lifetime="step", needs=TOGETHER)
 def reinforce_pp_baseline(
     score: Float32[Array, "leaf"],
     scored: Bool[Array, "leaf"],

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from flowgraph.errors import ModelError
 from flowgraph.learners.lora import merged
+from flowgraph.learners.protocol import Losses, Tokens
 from flowgraph.learners.registry import LoraOptions
 from flowgraph.learners.torch import TorchLearner
 
@@ -135,7 +136,43 @@ def test_adapters_begin_alike(tiny: Path) -> None:
     assert_same_gradient(ours, theirs, 0)
 
 
-def test_a_target_that_the_model_has_not_is_refused(tiny: Path) -> None:
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        (("c_attn",), "c_attn: the model has no layer of that name"),
+        (("q_proj", "k_projj"), "k_projj: the model has no layer of that name"),
+        (("q_proj", "lm_head"), "lm_head: lm_head is no linear layer of the backbone"),
+        (("embed_tokens",), "embed_tokens: model.embed_tokens is no linear layer of the backbone"),
+        (("input_layernorm",), "input_layernorm: .*input_layernorm is no linear layer of the backbone"),
+    ],
+)
+def test_a_target_that_is_no_linear_layer_of_the_backbone_is_refused(
+    tiny: Path, targets: tuple[str, ...], says: str
+) -> None:
+    """peft would pass over the first two, and train what the learner computes elsewhere or ties."""
     pytest.importorskip("peft")
-    with pytest.raises(ModelError, match=r"lora: .*c_attn.*\n  help: name linear layers of the model under"):
-        learner(tiny, lora=LoraOptions(rank=2, alpha=2, targets=("c_attn",)))
+    with pytest.raises(
+        ModelError, match=rf"lora\.targets {says}\n  help: name some of q_proj, k_proj, v_proj"
+    ):
+        learner(tiny, lora=LoraOptions(rank=2, alpha=2, targets=targets))
+
+
+@pytest.mark.parametrize("name", ["loss", "tokens", "entropy", "lr", "skipped", "routing_mismatch", "x of"])
+def test_a_loss_gives_no_metric_by_a_name_of_the_learner(tiny: Path, name: str) -> None:
+    def loss(tokens: Tokens) -> Losses:
+        return LOSS(tokens)._replace(metrics={name: torch.zeros_like(tokens.entropy)})
+
+    one = learner(tiny)
+    before = digest(one.weights())
+    with pytest.raises(ValueError, match=f"the loss's metric '{name}' has the name of"):
+        one.step(ROWS, loss)
+    assert digest(one.weights()) == before
+
+
+def test_a_metric_whose_spread_is_told_has_its_names_alone(tiny: Path) -> None:
+    def loss(tokens: Tokens) -> Losses:
+        zero = torch.zeros_like(tokens.entropy)
+        return LOSS(tokens)._replace(metrics={"far_max": zero}, spread={"far": zero})
+
+    with pytest.raises(ValueError, match="'far_max' has the name of another sum of the step"):
+        learner(tiny).step(ROWS, loss)

@@ -189,9 +189,10 @@ def test_a_batch_that_withholds_gives_what_an_estimator_reads(estimator: Any) ->
         "hops.advantage.in.withheld_score=batch",
         "hops.advantage.in.withheld_uid=batch",
     )
-    assert load(TOY, [name, *early]).diagnostics == []
-    (unsized,) = load(TOY, [name, *(one for one in early if "dims" not in one)]).diagnostics
-    assert unsized.code == "FG204"
+    lacks = ["FG110"] if estimator is opo else []  # the lengths, which this batch does not give
+    assert [d.code for d in load(TOY, [name, *early]).diagnostics] == lacks
+    unsized = load(TOY, [name, *(one for one in early if "dims" not in one)]).diagnostics
+    assert sorted(d.code for d in unsized) == [*lacks, "FG204"]
 
 
 @every_estimator

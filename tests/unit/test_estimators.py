@@ -333,14 +333,20 @@ class Batch:
         self.offsets = np.cumsum([0, *map(len, self.masks)])
         self.scored = np.ones(len(leaves), np.bool_)
         self.uid = 40 + np.arange(len(leaves))
+        self.trajectory = np.arange(len(leaves))
+        self.sampled: Any = None
+
+    @property
+    def _of(self) -> tuple[Any, ...]:
+        return self.scored, self.uid, self.trajectory, self.mask, self.offsets, self.sampled
 
     def reinforce(self, **options: Any) -> Any:
         rewards = np.concatenate(self.rewards).astype(np.float32)
-        return reinforce_pp(rewards, self.scored, self.uid, self.mask, self.offsets, **options)
+        return reinforce_pp(rewards, *self._of, **options)
 
     def gae(self, **options: Any) -> Any:
         rewards, values = (np.concatenate(x).astype(np.float32) for x in (self.rewards, self.values))
-        return gae(rewards, values, self.scored, self.uid, self.mask, self.offsets, **options)
+        return gae(rewards, values, *self._of, **options)
 
 
 def verl_returns(rewards: Vector, mask: Any, gamma: float) -> Vector:
@@ -465,12 +471,48 @@ def test_a_reward_or_value_that_is_not_finite_names_its_uid(bad: float) -> None:
     ]  # no value before a sampled token
 
 
-def test_a_token_that_leaves_share_is_credited_along_the_leaf_that_trains_it() -> None:
-    """A trajectory that forked after its first sampled token: the second leaf trains only its own branch."""
-    fork = Batch(([0, 1, 1], [0, 0, 1], [0, 0.5, 0.25]), ([0, 0, 1], [0, 0, 3], [0, 0.5, 0.75]))
-    got = fork.gae(whitened=False)
-    assert got.returns.tolist() == [0, 1, 1, 0, 0, 3]
-    assert got.advantages.tolist() == [0, 0.5, 0.75, 0, 0, 2.25]
+def fork() -> Batch:
+    """Two trajectories of two turns, the second turn in a leaf of its own; the first one's is rewarded at its end."""
+    first, second = [0, 0, 1, 1], [0, 0, 0, 1, 1]
+    nothing, right = [0.0] * 4, [0.0] * 4 + [1.0]
+    batch = Batch(
+        *((first, nothing, nothing), (second, right, right)),
+        *((first, nothing, nothing), (second, [*nothing, 0.0], [*nothing, 0.0])),
+    )
+    batch.uid[:], batch.trajectory[:] = 40, [7, 7, 9, 9]
+    batch.sampled = np.array([-1, -1, 0, 1, -1, -1, -1, 2, 3] * 2, np.int32)
+    return batch
+
+
+def test_every_turn_is_credited_with_what_the_last_one_earned_also_in_another_leaf() -> None:
+    batch = fork()
+    assert batch.gae(whitened=False).returns[batch.mask].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert batch.gae(gamma=0.5, whitened=False).returns[batch.mask][:4].tolist() == [0.125, 0.25, 0.5, 1]
+    got = batch.reinforce().advantages[batch.mask]
+    assert got[0] > 0 > got[4]
+    assert got.tolist() == [got[0]] * 4 + [got[4]] * 4
+
+
+def test_a_fork_gives_what_its_turns_would_give_in_one_leaf_whatever_order_its_leaves_have() -> None:
+    whole = Batch(([1, 1, 1, 1], [1, 2, 3, 4], [0.5, 0.25, 1, 2]))
+    forked = Batch(([0, 1, 1], [0, 2, 3], [9, 0.25, 1]), ([1, 0, 0, 1], [1, 0, 0, 4], [0.5, 9, 9, 2]))
+    forked.uid[:], forked.trajectory[:] = 40, 3
+    forked.sampled = np.array([0, 1, 2, 0, 1, 2, 3], np.int32)
+    want = whole.gae(gamma=0.5, lam=0.75, whitened=False).advantages
+    assert forked.gae(gamma=0.5, lam=0.75, whitened=False).advantages[[3, 1, 2, 6]].tolist() == want.tolist()
+    want = whole.reinforce(gamma=0.5).advantages
+    assert forked.reinforce(gamma=0.5).advantages[[3, 1, 2, 6]].tolist() == want.tolist()
+
+
+def test_a_fork_of_which_nothing_says_what_was_sampled_first_is_refused() -> None:
+    batch = fork()
+    batch.sampled = None
+    for estimate in (batch.gae, batch.reinforce):
+        with pytest.raises(ValueError, match=r"trajectory 7 has 2 leaves, .*; add sampled: batch under in:"):
+            estimate()
+    # A leaf of which nothing is trained is no link of the chain.
+    batch.mask[[2, 3, 11, 12]] = False
+    assert batch.gae(whitened=False).returns[batch.mask].tolist() == [1, 1, 0, 0]
 
 
 ROW = st.lists(st.tuples(st.booleans(), st.integers(-8, 8), st.integers(-8, 8)), min_size=1, max_size=9)
@@ -498,9 +540,12 @@ def test_chains_of_any_lengths_are_those_of_each_row_alone(rows: Any, gamma: flo
 def test_a_graph_with_a_token_by_token_estimator_compiles() -> None:
     graph = str(Path(__file__).parents[2] / "graphs" / "quickstart.yaml")
     columns = (
-        "token_level_rewards: reward, scored: reward, uid: batch, response_mask: batch, leaf_offsets: batch"
+        "token_level_rewards: reward, scored: reward, uid: batch, trajectory: batch, response_mask: batch, "
+        "leaf_offsets: batch"
     )
     use = f"use: hops.advantage.reinforce_pp, in: {{{columns}}}"
     assert load(graph, [f"hops.advantage={{{use}}}"]).diagnostics == []
     (bad,) = load(graph, [f"hops.advantage={{{use}, with: {{gamma: 1.5}}}}"]).diagnostics
     assert "gamma must be in [0, 1], not 1.5" in bad.message
+    turns = f"{use.replace(': reward', ': batch').replace('{', '{sampled: batch, ', 1)}"
+    assert load(graph.replace("quickstart", "multiturn"), [f"hops.advantage={{{turns}}}"]).diagnostics == []

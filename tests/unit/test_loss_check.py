@@ -37,7 +37,7 @@ def test_what_is_said_of_sequences_needs_to_know_them(override: str, what: str) 
     ((code, message, help),) = found(override)
     assert code == "FG110"
     assert message == f"hop train lacks its input trajectory, which {what} reads"
-    assert help == "add trajectory: dispatch under in:"
+    assert help == "add trajectory: batch under in:"
     assert found(override, "hops.train.in.trajectory=batch") == []
 
 

@@ -73,8 +73,7 @@ class Groups:
     """A batch's leaves and the withheld members, group by group.
 
     score, scored, uid, trajectory: one entry a leaf; sampled: sampled tokens of each. withheld_*: members of these
-    groups that are not in the batch. Raises ValueError naming the uid for a score that is not finite, and for a
-    trajectory of which two leaves have other scores.
+    groups that are not in the batch. Raises ValueError naming the uid for a score that is not finite.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Groups:
         for one in np.unique(uid):
             row_R = np.flatnonzero((uid == one) & scored)
             _, first, member_R = np.unique(trajectory[row_R], return_index=True, return_inverse=True)
-            refuse_unlike(one, trajectory[row_R], score_L[row_R], first[member_R])
             apart = uid_W == one
             score_M = np.concatenate([score_L[row_R[first]], score_W[apart]])
             length_M = np.bincount(member_R, sampled_L[row_R], len(first))
@@ -197,17 +195,6 @@ def refuse_infinite(what: str, value_N: Any, uid_N: Any, where_N: Any) -> None:
     bad = np.flatnonzero(where_N & ~np.isfinite(value_N))
     if len(bad):
         raise ValueError(f"uid {uid_N[bad[0]]}: {what} {value_N[bad[0]]} is not finite")
-
-
-def refuse_unlike(uid: int, trajectory_R: Any, score_R: Vector, first_R: Ints) -> None:
-    """Raise ValueError naming the trajectory of a row that has another score than its first row, first_R."""
-    unlike = np.flatnonzero(score_R != score_R[first_R])
-    if len(unlike):
-        row = unlike[0]
-        raise ValueError(
-            f"uid {uid}: leaves of trajectory {trajectory_R[row]} have the scores {score_R[first_R[row]]:g} and"
-            f" {score_R[row]:g}, and a trajectory is rewarded as one; give all its leaves the score of the trajectory"
-        )
 
 
 def whiten(value_T: Vector, counts_T: Bools, eps: float) -> Vector:

@@ -46,7 +46,7 @@ def grpo(
 
     score, scored, uid, trajectory: one entry a leaf. withheld_score, withheld_uid: members of these groups that are not
     in the batch, because they are too old to be trained on; they count in mean and std, and get nothing.
-    Raises ValueError naming the uid for a score that is not finite, and for a trajectory with leaves of other scores.
+    Raises ValueError naming the uid for a score that is not finite.
     """
     return estimate_groups(
         lambda g: (g.own_R - g.score_M.mean()) / (g.score_M.std(ddof=1) + eps if norm_by_std else 1.0),

@@ -223,9 +223,8 @@ class Even(NamedTuple):
 
 @hop(owner="trainer", lifetime="consumed")
 def even(leaf_offsets: Int64[Array, "leaf+1"]) -> Even:
-    """Each trajectory has three leaves."""
     count = len(leaf_offsets) - 1
-    return Even((np.arange(count) // 3).astype(np.float32), np.ones(count, np.bool_))
+    return Even(np.arange(count, dtype=np.float32), np.ones(count, np.bool_))
 
 
 class Widths(NamedTuple):

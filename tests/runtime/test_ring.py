@@ -56,7 +56,7 @@ def test_both_executors_give_equal_steps(tmp_path: Path) -> None:
 
 
 def test_rows_keep_their_own_ground_truth(tmp_path: Path) -> None:
-    """The toy reward is of a trajectory's tokens and its group's number, so a lost or swapped row changes the mean."""
+    """The toy reward of a leaf is its token sum plus its group's number, so a lost or swapped row changes the mean."""
     slow = run_toy(tmp_path / "a", "hops.rollout.with.jitter=0.05")
     fast = run_toy(tmp_path / "b", "hops.rollout.with.jitter=0")
     assert [s["reward.reward"] for s in steps(slow.directory)] == [

@@ -93,14 +93,12 @@ def reward(
     leaf_offsets: Int64[Array, "leaf+1"],
     ground_truth: Annotated[list[Any], Json("leaf")],
 ) -> Scored:
-    """The score of a trajectory is the token sum of its two leaves plus their ground truth, so a row that is swapped or
-    lost shows.
-    """
+    """The score of a leaf is its token sum plus its ground truth, so a row that is swapped or lost shows."""
     sums = [
         tokens[a:b].sum() + g["sum"]
         for a, b, g in zip(leaf_offsets[:-1], leaf_offsets[1:], ground_truth, strict=True)
     ]
-    score = np.repeat(np.array(sums, np.float32).reshape(-1, 2).sum(1), 2)
+    score = np.array(sums, np.float32)
     return Scored(score, np.ones(len(score), np.bool_), {"reward": float(score.mean())})
 
 

@@ -125,16 +125,6 @@ def test_a_missing_score_is_left_out(estimator: Any) -> None:
 
 
 @every_estimator
-def test_leaves_of_one_trajectory_that_are_not_rewarded_alike_are_refused_by_name(estimator: Any) -> None:
-    said = (
-        "uid 42: leaves of trajectory 6 have the scores 1 and 0, and a trajectory is rewarded as one; "
-        "give all its leaves the score of the trajectory"
-    )
-    with pytest.raises(ValueError, match=said):
-        estimate([1, 0, 1, 1, 0], uid=[41, 41, 42, 42, 42], trajectory=[5, 4, 7, 6, 6], estimator=estimator)
-
-
-@every_estimator
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_score_that_is_not_finite_names_the_uid(bad: float, estimator: Any) -> None:
     """A8"""

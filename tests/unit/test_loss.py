@@ -101,7 +101,7 @@ def test_a_known_name_is_a_policy_gradient_with_its_own_bounds() -> None:
     assert cispo()(tokens).loss.tolist() == pytest.approx(expected)
     assert cispo()(tokens).metrics["clipped"].tolist() == [1, 0, 0]
     assert (gspo().whole, gspo().masks, cispo().whole) == (True, False, False)
-    with pytest.raises(TypeError, match="ratio"):
+    with pytest.raises(ValueError, match="the ratio of gspo is that of the sequence: leave ratio out"):
         gspo(ratio="token")
 
 

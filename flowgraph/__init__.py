@@ -28,7 +28,6 @@ from flowgraph.learners.protocol import (
     token_loss,
 )
 from flowgraph.learners.protocol import Rows as TrainRows
-from flowgraph.learners.rows import take as take_rows
 from flowgraph.models.tokenizer import Tokenizer
 from flowgraph.spec.hop import effect, fold, hop
 from flowgraph.spec.outputs import outputs
@@ -179,6 +178,5 @@ __all__ = [
     "outputs",
     "run",
     "simulate",
-    "take_rows",
     "token_loss",
 ]

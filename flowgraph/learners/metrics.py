@@ -21,10 +21,10 @@ OWN = {
         "grad_norm",
         "lr",
         "skipped",
-        "kept_tokens",
-        "kept_sequences",
         "padding",
         "imbalance",
+        "kept_tokens",
+        "kept_sequences",
     ),
     *("recorded", "routing_mismatch", "indexer_mismatch"),
 }

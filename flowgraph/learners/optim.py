@@ -8,6 +8,7 @@ micro-batches of a bfloat16 model have to be added up.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ class _Slot:
         self._parameter.grad, self._summed = None, False
 
 
-class MasterOptimizer:
+class MasterOptimizer(ABC):
     """Gradients are sums: a step divides them by the one global denominator, clips their norm once, and updates.
 
     lr, warmup, schedule, total_steps: see `scale`
@@ -161,11 +162,11 @@ class MasterOptimizer:
             if data.dtype != master.dtype:
                 data.copy_(master)
 
+    @abstractmethod
     def _update(
         self, master: Tensor, gradient: Tensor, moments: list[Tensor], lr: float, decay: float, over: Tensor
     ) -> None:
         """Update a piece in place. gradient: float32, to be divided by `over`; may be overwritten."""
-        raise NotImplementedError
 
 
 class MasterAdamW(MasterOptimizer):

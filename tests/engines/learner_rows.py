@@ -44,14 +44,6 @@ def sampled(groups: int, prompt: int, samples: int, response: int, seed: int = 0
     return make_rows(tokens, masks, seed)
 
 
-def reorder(rows: Rows, order: Sequence[int]) -> Rows:
-    none = np.empty(0, np.int64)
-    at = np.concatenate([none, *(np.arange(rows.offsets[i], rows.offsets[i + 1]) for i in order)])
-    lengths = [rows.offsets[i + 1] - rows.offsets[i] for i in order]
-    fields = {name: values[at] for name, values in rows.fields.items()}
-    return Rows(rows.tokens[at], np.cumsum([0, *lengths]), rows.mask[at], fields)
-
-
 def plain_gradient(model_dir: Path, rows: Rows, loss: Any = LOSS) -> tuple[float, dict[str, Tensor], Tensor]:
     """Loss, gradient and log-probabilities (of masked tokens) with nothing of ours but the loss."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

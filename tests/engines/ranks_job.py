@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from learner_rows import LOSS, make_rows, reorder, sampled
+from learner_rows import LOSS, make_rows, sampled
 from torch.distributed.tensor import DTensor
 
 from flowgraph.errors import RunError
 from flowgraph.learners.protocol import Losses, Rows, TokenLoss, Tokens, token_loss
 from flowgraph.learners.ranks import Ranks
 from flowgraph.learners.registry import LoraOptions
+from flowgraph.learners.rows import take
 from flowgraph.learners.torch import TorchLearner
 from flowgraph.learners.value import ValueLearner
 
@@ -76,7 +77,7 @@ def run(model: str, case: dict[str, Any], ranks: Ranks) -> Found:
         options["lora"] = LoraOptions(**options["lora"])
     first = sum(shares[: ranks.rank])
     order = list(range(first, first + shares[ranks.rank]))
-    mine = rows if ranks.of == 1 else reorder(rows, order)
+    mine = rows if ranks.of == 1 else take(rows, order)
     defaults = {"lr": 1e-2, "dtype": "float32", "threads": 1, "max_tokens": 64}
     critic = options.pop("critic", False)
     kind, loss = (ValueLearner, value_loss) if critic else (TorchLearner, LOSS)
@@ -122,7 +123,7 @@ def end(how: str, model: str, ranks: Ranks) -> str:
     learner = TorchLearner(model, lr=1e-2, dtype="float32", threads=1, ranks=ranks)
     began = time.monotonic()
     try:
-        learner.step(reorder(rows, [ranks.rank]), loss)
+        learner.step(take(rows, [ranks.rank]), loss)
     except (RunError, ValueError) as error:
         return f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}"
     return "no error"

@@ -20,7 +20,6 @@ from learner_rows import (
     make_rows,
     our_gradient,
     plain_gradient,
-    reorder,
     sampled,
 )
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -29,6 +28,7 @@ from flowgraph.learners import head as head_module
 from flowgraph.learners.head import Given, Head, Targets
 from flowgraph.learners.optim import MasterAdamW
 from flowgraph.learners.protocol import Losses, Rows
+from flowgraph.learners.rows import take
 from flowgraph.learners.torch import TorchLearner
 from hops.loss import policy_gradient
 
@@ -70,7 +70,7 @@ def test_any_packing_split_and_order_gives_the_plain_loss_and_gradient(
     order = random.sample(range(len(rows.offsets) - 1), len(rows.offsets) - 1)
     for learner in learners.values():
         learner._max_tokens = max_tokens
-        ours, our_grad = our_gradient(learner, reorder(rows, order), loss)
+        ours, our_grad = our_gradient(learner, take(rows, order), loss)
         assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
         assert_same_gradient(our_grad, gradient, 1e-4)
         found = learner.logprobs(rows)
@@ -153,7 +153,7 @@ def test_L4_rows_of_no_mask_change_nothing(learners: dict[str, TorchLearner], ho
     learner = learners[how]
     learner._max_tokens = 3
     value, gradient = our_gradient(learner, rows)
-    alone, alone_gradient = our_gradient(learner, reorder(rows, [0]))
+    alone, alone_gradient = our_gradient(learner, take(rows, [0]))
     assert value == alone
     assert_same_gradient(gradient, alone_gradient, 0)
 

@@ -116,7 +116,7 @@ def anonymous(pid: int) -> int:
 class Soak:
     """Send so many trajectories through the arena. Each is written, read by one reader, and freed.
 
-    killed: the roles of processes that died on the way; growth: the most bytes that one grew after it had warmed up
+    killed: the roles of processes that were killed on the way; growth: the most bytes that one grew after it had warmed up
     arena: bytes of the arena that are in memory, now and then; placed: blocks alive at the end, as the writer has it
     """
 
@@ -147,9 +147,7 @@ class Soak:
             while self.done < self.total:
                 self.fire()
                 self.hear()
-                if self.kill_at and self.done >= self.kill_at[0]:
-                    self.kill_at.popleft()
-                    self.kill(self.rng.choice(list(self.children())))
+                self.kill()
             if self.writer.process.poll() is not None:
                 self.replace(self.writer)
             self.placed = self.count()
@@ -159,10 +157,17 @@ class Soak:
                 child.end()
             self.memory.close()
 
-    def kill(self, child: Child) -> None:
-        """At any moment of its work; it is replaced when that shows."""
-        child.process.kill()
-        child.process.wait()
+    def kill(self) -> None:
+        """Whoever lives, at any moment of its work, as often as it is due; it is replaced when that shows."""
+        while self.kill_at and self.done >= self.kill_at[0]:
+            alive = [child for child in self.children() if child.process.poll() is None]
+            if not alive:
+                return
+            self.kill_at.popleft()
+            child = self.rng.choice(alive)
+            child.process.kill()
+            child.process.wait()
+            self.killed.append(child.role)
 
     def look(self) -> None:
         self.growth = max([self.growth, *(child.grown() for child in self.children())])
@@ -221,7 +226,6 @@ class Soak:
 
     def replace(self, child: Child) -> None:
         """A process was killed: one like it takes over. What a writer had not handed over is written anew."""
-        self.killed.append(child.role)
         child.end()
         if child.role == "writer":
             lost = self.region.reclaim("writer")

@@ -16,6 +16,11 @@ def needs_counts(mode: Aggregation) -> bool:
     return mode == "seq-mean-token-mean"
 
 
+def counts_sequences(mode: Aggregation) -> bool:
+    """Whether the divisor has a number of sequences, each counted where its tokens are: all in one micro-batch."""
+    return mode != "token-mean"
+
+
 def factors(mode: Aggregation, counts: Any, sequence: Any) -> Any:
     """What multiplies each token's loss: f[n], or 1. counts: f[m], how many tokens of each sequence are kept."""
     return 1.0 / counts.clamp(min=1)[sequence] if needs_counts(mode) else 1.0

@@ -12,8 +12,9 @@ Three ways to lay rows out, with the same loss and gradient:
   its own.
 
 In all, a row enters the model only up to the token before its last masked one: what stands behind is neither
-trained nor seen by anything that is. A micro-batch holds whole trajectories, all leaves of each, so that what is
-summed over a trajectory is there in one forward pass.
+trained nor seen by anything that is. Where rows say their trajectory, a micro-batch holds all leaves of each, so that
+what is summed over a trajectory is there in one forward pass; what needs no such sum leaves it out, and only a
+single row can then be longer than the cap.
 
 Shapes: T packed positions of one forward pass; N masked tokens; U distinct positions that predict them
 (U ≤ N: the first tokens of all samples of a prompt are predicted by one position); R runs of a bucket; Q
@@ -80,7 +81,7 @@ class Micro(NamedTuple):
 def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
     """Micro-batches of at most `max_tokens` positions, padding included; their order depends on content only.
 
-    A trajectory that is longer stands alone. Rows without a masked token are left out. Expects rows that pass
+    A trajectory, or a row where none is given, that is longer stands alone. Rows without a masked token are left out. Expects rows that pass
     `check_rows`.
     """
     if how == "padded":

@@ -36,7 +36,8 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
     lr: learning rate; left out for a frozen model
     pack: "tree" computes a prompt that rows share once, "packed" once a row, "padded" with padding besides; they differ
         in rounding
-    max_tokens: the most tokens of one forward pass; a longer trajectory stands alone
+    max_tokens: the most tokens of one forward pass; a longer row stands alone, and so does a longer trajectory where
+        the loss or its aggregation looks at all tokens of one
     optimizer: adamw, with `betas` and `eps`, or sgd without momentum; masters and moments are float32
     clip: the largest norm of the gradient
     warmup: steps in which the rate rises to lr

@@ -24,8 +24,8 @@ from torch import Tensor
 from flowgraph.models.directory import read_tensors
 from flowgraph.models.positions import has_indexer
 
-from .aggregate import divisor
-from .head import Given, Head, HeadResult, Targets, TokenHead
+from .aggregate import counts_sequences, divisor
+from .head import Given, Head, HeadResult, Targets, TokenHead, marked
 from .layers import compute_again, head_of, layers_of
 from .load import load_model, model_inputs, probe
 from .lora import adapt
@@ -188,7 +188,8 @@ class TorchLearner:
     ) -> Part:
         """Forward and backward of this process's rows: their gradients are added up in the optimiser, undivided."""
         check_rows(rows, vocabulary=self._vocabulary, context=self._context)
-        micros = self._micros(pack_rows(rows, self._pack, self._max_tokens))
+        together = marked(loss, "whole") or counts_sequences(aggregate)
+        micros = self._micros(self._laid(rows, together))
         chosen = self._replay(rows, replay)
         sums = {
             "tokens": float(rows.mask.sum()),
@@ -248,13 +249,26 @@ class TorchLearner:
         with self._ranks.together("to score a batch"):
             check_rows(rows, vocabulary=self._vocabulary, context=self._context)
             out, chosen = np.zeros(len(rows.tokens), np.float32), self._replay(rows, replay)
-            for micro in self._micros(pack_rows(rows, self._pack, self._max_tokens)):
+            for micro in self._micros(self._laid(rows, together=False)):
                 with chosen.forward(micro) if chosen else nullcontext():
                     hidden_UD = self._forward(micro)
                 if len(micro.source_N):
                     out[micro.source_N] = self._head.read(hidden_UD, _targets(micro)).numpy()
                 self._place.done()
         return out
+
+    def _laid(self, rows: Rows, together: bool) -> list[Micro]:
+        """This process's micro-batches; together: each trajectory in one, with all its leaves."""
+        micros = pack_rows(rows if together else rows._replace(trajectory=None), self._pack, self._max_tokens)
+        largest = max((len(micro.token_T) for micro in micros), default=0)
+        if largest > self._max_tokens:
+            log.warning(
+                "a micro-batch has %d positions, more than max_tokens %d: %s stands alone",
+                largest,
+                self._max_tokens,
+                "a trajectory, which this loss needs whole," if together else "a row",
+            )
+        return micros
 
     def _micros(self, micros: list[Micro]) -> list[Micro]:
         """As many on each rank as on the one that has most."""

@@ -221,3 +221,32 @@ def test_the_mean_over_ranks_would_not_do(learners: dict[str, TorchLearner]) -> 
     assert torch.linalg.vector_norm(sum(alone) / 2 - whole.gradient) > 0.1 * torch.linalg.vector_norm(
         whole.gradient
     )
+
+
+@pytest.mark.parametrize("how", PACKINGS)
+def test_leaves_are_parted_by_the_cap_where_nothing_looks_across_a_trajectory(
+    learners: dict[str, TorchLearner], caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Three leaves of six tokens, five of which enter; the cap holds two of them side by side."""
+    tokens = np.array([leaf % 3 if at == 0 else (at + leaf) % 4 for leaf in range(3) for at in range(6)], np.int32)
+    mask = np.tile(np.arange(6) > 0, 3)
+    fields = {"advantages": np.ones(18), "logprobs": np.full(18, -1.4)}
+    rows = Rows(tokens, np.arange(4) * 6, mask, fields, trajectory=np.array([7, 7, 7]))
+    learner = learners[how]
+    learner._max_tokens = 10
+
+    def largest(loss: TokenLoss, mode: Aggregation) -> int:
+        seen: list[int] = []
+        forward = learner._place.forward
+        learner._place.forward = lambda inputs: seen.append(inputs["position_ids"].numel()) or forward(inputs)
+        try:
+            by_shards(learner, [rows], loss, mode)
+        finally:
+            learner._place.forward = forward
+        return max(seen)
+
+    assert largest(policy_gradient(), "token-mean") == 10
+    assert not caplog.records
+    assert largest(policy_gradient(), "seq-mean-token-sum") == 15
+    assert largest(gspo(), "token-mean") == 15
+    assert ["a micro-batch has 15 positions, more than max_tokens 10" in r.message for r in caplog.records] == [True] * 2

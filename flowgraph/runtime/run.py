@@ -134,8 +134,13 @@ def run_graph(
 
 
 def _save(plan: Plan, workers: Executor, directory: str) -> None:
-    """Have every learner write its model, each of several beside the first. All processes of an owner take part."""
-    owners = [name for name, spec in plan.owners.items() if spec.learner is not None]
+    """Have every learner that trains write its model, a policy first, each other one beside it.
+
+    All processes of an owner take part.
+    """
+    learners = {name: spec.learner for name, spec in plan.owners.items() if spec.learner is not None}
+    trained = {name: options for name, options in learners.items() if not options.frozen}
+    owners = sorted(trained, key=lambda name: trained[name].head == "value")
     for owner in owners:
         waiting = set(of_owner(plan, owner))
         for name in waiting:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the runtime sets it for its workers
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as the runtime sets it for its workers
 
 
 def answers(engine: Any, prompts: Any, budgets: list[int], turn: int) -> float:

@@ -5,8 +5,10 @@ samples (4 × 4), lengths (32 new tokens; plain-text prompts that a model seldom
 function and optimiser rate. Rounds alternate, so that what else the machine does falls on all; figures are medians
 of rounds, over all steps but the first.
 
-flowgraph runs the job twice: `max_lag 0`, synchronous as TRL is, and `max_lag 1`, where the next batch is sampled
-while this one is trained on, so that rows are one version old. Peak memory is the sum of the resident memory of all
+flowgraph runs the job with `max_lag 0`, synchronous as TRL is, and with `max_lag 1`, where the next batch is sampled
+while this one is trained on, so that rows are one version old. Both jobs run once more with a learner that computes in
+float32, which a processor may do faster than in bfloat16 (one of Intel without AMX does): flowgraph's engine gets its
+weights in bfloat16 as before, and TRL has one model. Peak memory is the sum of the resident memory of all
 processes of a run, shared pages once.
 """
 
@@ -81,12 +83,19 @@ def pss(pid: int) -> int:
         return 0
 
 
-def run_flowgraph(work: Path, steps: int, max_lag: int) -> dict[str, float]:
+def run_flowgraph(work: Path, steps: int, max_lag: int, learner: dict[str, str]) -> dict[str, float]:
     command = [sys.executable, "-m", "flowgraph.cli", "run", str(ROOT / "bench/vs_trl.yaml"), "--plain"]
     command += ["--steps", str(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"hops.dispatch.in.version.max_lag": max_lag}
+    options |= {f"owners.trainer.learner.{name}": value for name, value in learner.items()}
     process = subprocess.Popen(
-        [*command, "--runs", "runs", "--set", f"hops.dispatch.in.version.max_lag={max_lag}"],
+        [
+            *command,
+            "--runs",
+            "runs",
+            *(part for pair in options.items() for part in ("--set", "{}={}".format(*pair))),
+        ],
         cwd=work,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -100,12 +109,11 @@ def run_flowgraph(work: Path, steps: int, max_lag: int) -> dict[str, float]:
     return summarise([r["step_seconds"] for r in records], [r["train.tokens"] for r in records], memory.peak)
 
 
-def run_trl(work: Path, steps: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--only-trl", str(steps)]
-    # Both wait passively at OpenMP barriers: flowgraph sets this for its workers, and it helps TRL as much.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+def run_trl(work: Path, steps: int, dtype: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--only-trl", str(steps), "--dtype", dtype]
+    # Its threads wait as OpenMP's do by default, which is fastest for one process alone.
     process = subprocess.Popen(
-        command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     memory = PeakMemory(process.pid)
     memory.start()
@@ -124,7 +132,7 @@ def summarise(seconds: list[float], tokens: list[float], peak: int) -> dict[str,
     }
 
 
-def trl(steps: int) -> None:
+def trl(steps: int, dtype: str) -> None:
     """TRL's own trainer; prints seconds and generated tokens of every step as its last line."""
     import torch
     from datasets import Dataset
@@ -163,7 +171,7 @@ def trl(steps: int) -> None:
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        bf16=True,
+        bf16=dtype == "bfloat16",
         use_cpu=True,
         gradient_checkpointing=False,
         shuffle_dataset=False,
@@ -171,7 +179,7 @@ def trl(steps: int) -> None:
         temperature=1.0,
     )
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16),
+        AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)),
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_list(rows),
@@ -187,14 +195,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-trl", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", default="bfloat16", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only_trl:
-        trl(options.only_trl)
+        trl(options.only_trl, options.dtype)
         return
+    wide = {"dtype": "float32", "weights_dtype": "bfloat16"}
     jobs: dict[str, Callable[[Path, int], dict[str, float]]] = {
-        "flowgraph, max_lag 0": lambda work, steps: run_flowgraph(work, steps, 0),
-        "flowgraph, max_lag 1": lambda work, steps: run_flowgraph(work, steps, 1),
-        "TRL": run_trl,
+        "flowgraph, max_lag 0": lambda work, steps: run_flowgraph(work, steps, 0, {}),
+        "flowgraph, max_lag 1": lambda work, steps: run_flowgraph(work, steps, 1, {}),
+        "TRL": lambda work, steps: run_trl(work, steps, "bfloat16"),
+        "max_lag 0, float32": lambda work, steps: run_flowgraph(work, steps, 0, wide),
+        "max_lag 1, float32": lambda work, steps: run_flowgraph(work, steps, 1, wide),
+        "TRL, float32": lambda work, steps: run_trl(work, steps, "float32"),
     }
     results: dict[str, list[dict[str, float]]] = {name: [] for name in jobs}
     with tempfile.TemporaryDirectory() as name:

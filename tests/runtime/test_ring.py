@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowgraph.errors import DeadlineError, HopError, PayloadError, RunError, WorkerDied
 from flowgraph.passes.pipeline import load
 from flowgraph.plan.compile import compile_graph
-from flowgraph.runtime.executors import InProcess
+from flowgraph.runtime.executors import InProcess, environment
 from flowgraph.runtime.ring import Ring
 from flowgraph.runtime.transport import arenas
 from tests.runtime.harness import TOY, metrics, only_run, run_toy, steps, summary
@@ -181,3 +181,13 @@ def test_a_run_of_processes_imports_no_torch_in_the_driver(tmp_path: Path) -> No
         f"run_toy(Path({str(tmp_path)!r}), executor='processes'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_how_threads_of_a_worker_wait_is_the_users_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment() == {"GOMP_SPINCOUNT": "2000"}
+    for name, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "7")):
+        with monkeypatch.context() as only:
+            only.setenv(name, value)
+            assert environment() == {}

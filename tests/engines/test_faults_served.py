@@ -92,7 +92,11 @@ def test_the_connection_is_cut_in_the_other_modes_of_pausing(
     one.play("cut", action, moment, pause)
 
 
-@pytest.mark.parametrize(("action", "moment"), MATRIX)
+# A new server takes seconds: those that die after an action take their turn with what takes minutes.
+KILLS = [pytest.param(*at, marks=[pytest.mark.slow] * (at[1] == "after")) for at in MATRIX]
+
+
+@pytest.mark.parametrize(("action", "moment"), KILLS)
 def test_the_server_is_killed(one: Faulty, action: str, moment: Moment) -> None:
     one.play("killed", action, moment, "retract")
 

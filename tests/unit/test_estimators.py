@@ -382,7 +382,7 @@ TWO = Batch(
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
-def test_reinforce_pp_is_verl_s(gamma: float) -> None:
+def test_reinforce_pp_carries_returns_over_tokens_between_turns(gamma: float) -> None:
     """A11: the return passes the observation between the turns, which gets nothing."""
     returns = [verl_returns(r, m, gamma) for r, m in zip(TWO.rewards, TWO.masks, strict=True)]
     got = TWO.reinforce(gamma=gamma)

@@ -81,8 +81,8 @@ class Micro(NamedTuple):
 def pack(rows: Rows, how: Packing, max_tokens: int) -> list[Micro]:
     """Micro-batches of at most `max_tokens` positions, padding included; their order depends on content only.
 
-    A trajectory, or a row where none is given, that is longer stands alone. Rows without a masked token are left out. Expects rows that pass
-    `check_rows`.
+    A trajectory, or a row where none is given, that is longer stands alone. Rows without a masked token are left out.
+    Expects rows that pass `check_rows`.
     """
     if how == "padded":
         return [_padded(part, rows) for part in padded_parts(rows, max_tokens)]

@@ -1,8 +1,8 @@
 """Rows → parts under a token cap: what stands in one micro-batch. Pure numpy.
 
-What stays together is a trajectory, with all its leaves (a *unit*); where rows don't say theirs, a row. Rows without a masked token are left out; the
-others count up to the token before their last masked one. Parts and their order depend on the content of rows only,
-not on how they are numbered.
+What stays together is a trajectory, with all its leaves (a *unit*); where rows don't say theirs, a row. Rows without
+a masked token are left out; the others count up to the token before their last masked one. Parts and their order
+depend on the content of rows only, not on how they are numbered.
 """
 
 from __future__ import annotations

@@ -68,10 +68,10 @@ class Executor(Protocol):
 def environment() -> dict[str, str]:
     """What a worker's libraries read before they start. A user's own setting wins.
 
-    How long OpenMP threads look for work before they sleep, in rounds of GNU's implementation. A decode step of 64 slots
-    on two cores takes 175 ms where they sleep at once (OMP_WAIT_POLICY=PASSIVE), 123 ms with these, 115 ms where
-    they look for milliseconds, as by default; but then two processes on the same two cores take 1,700 ms for a step of 32
-    slots in place of 180.
+    How long OpenMP threads look for work before they sleep, in rounds of GNU's implementation. On two cores a decode
+    step of 64 slots takes 175 ms where they sleep at once (OMP_WAIT_POLICY=PASSIVE), 123 ms with these, and 115 ms
+    where they look for milliseconds, as by default; but by default two processes that share the cores take 1,700 ms
+    for a step of 32 slots, in place of 180.
     """
     if "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
         return {}

@@ -228,7 +228,9 @@ def test_leaves_are_parted_by_the_cap_where_nothing_looks_across_a_trajectory(
     learners: dict[str, TorchLearner], caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """Three leaves of six tokens, five of which enter; the cap holds two of them side by side."""
-    tokens = np.array([leaf % 3 if at == 0 else (at + leaf) % 4 for leaf in range(3) for at in range(6)], np.int32)
+    tokens = np.array(
+        [leaf % 3 if at == 0 else (at + leaf) % 4 for leaf in range(3) for at in range(6)], np.int32
+    )
     mask = np.tile(np.arange(6) > 0, 3)
     fields = {"advantages": np.ones(18), "logprobs": np.full(18, -1.4)}
     rows = Rows(tokens, np.arange(4) * 6, mask, fields, trajectory=np.array([7, 7, 7]))
@@ -249,4 +251,6 @@ def test_leaves_are_parted_by_the_cap_where_nothing_looks_across_a_trajectory(
     assert not caplog.records
     assert largest(policy_gradient(), "seq-mean-token-sum") == 15
     assert largest(gspo(), "token-mean") == 15
-    assert ["a micro-batch has 15 positions, more than max_tokens 10" in r.message for r in caplog.records] == [True] * 2
+    assert [
+        "a micro-batch has 15 positions, more than max_tokens 10" in r.message for r in caplog.records
+    ] == [True] * 2

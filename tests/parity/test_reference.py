@@ -28,4 +28,6 @@ def test_the_policy_leaves_the_reference_step_by_step(smollm2: str, tmp_path: Pa
     assert 0 < one["train.logprob_gap"] < one["train.logprob_gap_p95"] < one["train.logprob_gap_max"]
     assert one["train.skipped"] == two["train.skipped"] == 0
     assert one["train.rows"] == 8
-    assert [found.name for found in Path(done.directory).glob("model*")] == ["model"]  # what trains, and no other
+    assert [found.name for found in Path(done.directory).glob("model*")] == [
+        "model"
+    ]  # what trains, and no other

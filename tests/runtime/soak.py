@@ -116,7 +116,7 @@ def anonymous(pid: int) -> int:
 class Soak:
     """Send so many trajectories through the arena. Each is written, read by one reader, and freed.
 
-    killed: the roles of processes that were killed on the way; growth: the most bytes that one grew after it had warmed up
+    killed: the roles of processes that were killed; growth: the most bytes that one grew after it had warmed up
     arena: bytes of the arena that are in memory, now and then; placed: blocks alive at the end, as the writer has it
     """
 

@@ -4,7 +4,8 @@ The steps of a batch before its forward pass, in order (docs/train.md walks one 
 
 1. No row is added: a rank takes as many as it is given, and `pack.fill` evens out the micro-batches.
 2. `reorder`: by cost, the dearest first.
-3. `partition`, or `split` where rows of a group share a prompt: which rank takes which.
+3. `partition`, or `split` where rows of a group share a prompt, of each optimiser step by itself: which rank takes
+   which.
 4. `runtime.pieces`: a rank reads its own rows, and what it gives for each comes back to its place.
 5. `pack.pack`: a rank's micro-batches.
 
@@ -151,6 +152,37 @@ def split(
     whole = [np.flatnonzero(np.isin(group_n, groups)) for groups in partition(group_g, parts)]
     ways = [whole, _line(cost_n, shared_n, group_n, parts), partition(cost_n, parts)]
     return min(ways, key=lambda way: max(_priced(cost_n[r], shared_n[r], group_n[r]).sum() for r in way))
+
+
+def cut(rows: int, steps: int) -> Ints:
+    """i64[n]: in which of a batch's optimiser steps each of n rows is: in their order, about as many in each."""
+    return np.arange(rows) * steps // max(1, rows)
+
+
+def split_steps(
+    costs: npt.ArrayLike,
+    parts: int,
+    steps: int,
+    *,
+    group: npt.ArrayLike | None = None,
+    shared: npt.ArrayLike | None = None,
+) -> list[Ints]:
+    """`split`, of the rows of each optimiser step (`cut`) by themselves: parts wait for each other in every one.
+
+    The dearest share of a step goes to the part that has had least before it.
+    """
+    cost_n, step_n = np.asarray(costs, np.float64), cut(np.size(costs), steps)
+    held: list[list[Ints]] = [[] for _ in range(parts)]
+    had_m = np.zeros(parts)
+    for step in range(steps):
+        (row_k,) = np.nonzero(step_n == step)
+        group_k, shared_k = (None if one is None else np.asarray(one)[row_k] for one in (group, shared))
+        found = [row_k[at] for at in split(cost_n[row_k], parts, group=group_k, shared=shared_k)]
+        found.sort(key=lambda rows: -cost_n[rows].sum())
+        for part, rows in zip(np.argsort(had_m, kind="stable"), found, strict=True):
+            held[part].append(rows)
+            had_m[part] += cost_n[rows].sum()
+    return [np.sort(np.concatenate(rows)) for rows in held]
 
 
 def _line(cost_n: Floats, shared_n: Floats, group_n: Ints, parts: int) -> list[Ints]:

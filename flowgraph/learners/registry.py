@@ -85,15 +85,16 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be at least 0 and below 1, not {list(self.betas)}")
         if self.lr is None and not self.frozen:
-            raise ValueError("a learner that trains needs lr; a model that only scores is frozen: true")
+            raise ValueError("a learner that trains needs lr; give lr, or frozen: true where it only scores")
         if self.head == "value" and self.lora is not None:
             raise ValueError(
-                "the head of a critic is new and is trained whole: leave out lora, or head: value"
+                "the head of a critic is new and is trained whole; leave out lora, or head: value"
             )
         self._check_unread()
         if self.schedule != "constant" and (self.total_steps or 0) <= self.warmup:
             raise ValueError(
-                f"schedule {self.schedule} falls until step total_steps, which must be above warmup, {self.warmup}"
+                f"schedule {self.schedule} falls until step total_steps, which must be above warmup, {self.warmup}; "
+                "give total_steps, such as run.steps"
             )
 
     def _check_unread(self) -> None:
@@ -108,7 +109,7 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, tag_field="use", 
         for what, holds, names in unread:
             for name in names if holds else ():
                 if getattr(self, name) != usual[name]:
-                    raise ValueError(f"{name} says nothing beside {what}: leave one of them out")
+                    raise ValueError(f"{name} says nothing beside {what}; leave one of them out")
 
 
 # What only a step reads.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .partition import Ints
+from .partition import Ints, cut
 from .protocol import Rows
 
 
@@ -114,5 +114,5 @@ def minibatches(
     first_N = np.full(of_L.max(initial=-1) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_N, of_L, place_L)
     step_N = np.sort(np.concatenate(gather(first_N)))
-    part_N = np.searchsorted(step_N, first_N) * count // max(1, len(step_N))
+    part_N = cut(len(step_N), count)[np.searchsorted(step_N, first_N)]
     return [take(rows, np.flatnonzero(part_N[of_L] == part)) for part in range(count)]

@@ -121,10 +121,6 @@ class Sharded:
 
 def _sum(module: FSDPModule) -> None:
     """Gradients are added up over ranks. FSDP's own ways, a mean and a scaled sum, are none that gloo has."""
-    if not hasattr(module, "set_force_sum_reduction_for_comms"):
-        raise NotImplementedError(
-            f"a learner of several processes needs torch 2.9 or newer; this is {torch.__version__}"
-        )
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
 

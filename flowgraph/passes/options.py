@@ -71,7 +71,8 @@ def _made(reader: Reader, node: Located, what: str, kind: Any) -> Any:
         return options
     except msgspec.ValidationError as error:
         place, name = _meant(str(error), node)
-        reader.error("FG106", place, f"{what}: {lower_first(error)}", f"change {name} of {what}")
+        said, _, fix = lower_first(error).partition("; ")
+        reader.error("FG106", place, f"{what}: {said}", fix or f"change {name} of {what}")
     except (ModelError, OSError) as error:
         help = getattr(error, "help", "") or "name a model that is there"
         reader.error("FG113", node.value["model"].place, getattr(error, "message", str(error)), help)
@@ -79,10 +80,12 @@ def _made(reader: Reader, node: Located, what: str, kind: Any) -> Any:
 
 
 def _meant(said: str, options: Located) -> tuple[Place, str]:
-    """The place and the name of the given option that an error speaks of; all of them, when it names none."""
+    """The place and the name of the given option that an error speaks of first; all of them, when it names none."""
     given: dict[str, Located] = options.value if isinstance(options.value, dict) else {}
-    named = next((name for name in given if re.search(rf"\b{re.escape(name)}\b", said)), None)
-    return (given[named].place, named) if named is not None else (options.place, "the options")
+    named = {name: re.search(rf"\b{re.escape(name)}\b", said) for name in given.keys() - {"use"}}
+    at = {name: match.start() for name, match in named.items() if match}
+    first = min(at, key=lambda name: (at[name], name), default=None)
+    return (given[first].place, first) if first is not None else (options.place, "the options")
 
 
 # --- with: -----------------------------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
                 made[name] = convert_value(node.plain(), options[name].type)
             except Exception as error:  # it may import a user's module and call a user's factory
                 message = f"hops.{decl.name}.with.{name}: {_said(error)}"
-                reader.error("FG111", node.place, message, _form(name, options[name]))
+                reader.error("FG111", *_mended(name, options[name], node, error, message))
     missing = [p.name for p in options.values() if p.required and p.name not in (*given, *meant.values())]
     if missing and "with" not in decl.partial:
         message = f"hop {decl.name} needs the option{plural(missing)} {', '.join(missing)}"
@@ -134,6 +137,17 @@ def refused(
     default = options[name].default if name in options and not options[name].required else None
     left_out = f", or leave it out for {default}" if isinstance(default, int | float | str) else ""
     return Diagnostic("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
+
+
+def _mended(
+    name: str, option: Param, node: Located, error: Exception, message: str
+) -> tuple[Place, str, str]:
+    """Place, message and help of an option that can't be made: of the one among a factory's that the error names."""
+    use = node.plain().get("use") if isinstance(node.value, dict) else None
+    if use is None or isinstance(error, ImportError):
+        return node.place, message, _form(name, option)
+    place, inner = _meant(str(error), node)
+    return place, message, f"change {inner} under {name}; the docstring of {use} says what it takes"
 
 
 def _form(name: str, option: Param) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowgraph.errors import RunError
-from flowgraph.learners.partition import Work, cost, partition, split, work
+from flowgraph.learners.partition import Work, cost, partition, split_steps, work
 from flowgraph.models import facts
 from flowgraph.plan.plan import Hop, Plan
 from flowgraph.runtime.messages import Block, Fire, Share
@@ -59,18 +59,23 @@ def share_out(plan: Plan, owner: str, rows: Sequence[Row]) -> list[Share]:
 
 
 def _parts(plan: Plan, owner: str, rows: Sequence[Row], processes: int) -> list[npt.NDArray[np.int64]]:
-    """By what training on each takes. Leaves are taken as of equal length: only their sum is known here."""
+    """By what training on each takes, each minibatch by itself.
+
+    Leaves are taken as of equal length: only their sum is known here.
+    """
     learner = plan.owners[owner].learner
     assert learner is not None, "only a learner's work is shared"
     linear, quadratic = _work(learner.model)
     tokens = np.array([row.dims.get("token", 1) for row in rows], np.float64)
     leaves = np.array([max(1, row.dims.get("leaf", 1)) for row in rows], np.float64)
     costs = cost(tokens, linear, 0.0) + cost(tokens / leaves, 0.0, quadratic) * leaves
-    if learner.pack != "tree":
-        return partition(costs, processes)
-    prompts = np.array([row.parents[0].dims.get("prompt", 0) for row in rows], np.float64)
-    shared = np.minimum(costs, cost(prompts, linear, quadratic))
-    found = split(costs, processes, group=[row.parents[0].key for row in rows], shared=shared)
+    steps = max(hop.config.get("minibatches", 1) for hop in plan.hops.values() if hop.owner == owner)
+    group = shared = None
+    if learner.pack == "tree":
+        prompts = np.array([row.parents[0].dims.get("prompt", 0) for row in rows], np.float64)
+        group = [row.parents[0].key for row in rows]
+        shared = np.minimum(costs, cost(prompts, linear, quadratic))
+    found = split_steps(costs, processes, min(steps, len(rows)), group=group, shared=shared)
     return found if all(map(len, found)) else partition(costs, processes)
 
 

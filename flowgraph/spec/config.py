@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import importlib
+import inspect
 import sys
 import types
 import typing
@@ -56,9 +57,22 @@ def convert_value(value: Any, wanted: Any) -> Any:
     if isinstance(value, str):
         made = import_object(value)
     elif isinstance(value, dict) and isinstance(value.get("use"), str):
-        made = import_object(value["use"])(**{k: v for k, v in value.items() if k != "use"})
+        made = _made(value["use"], {k: v for k, v in value.items() if k != "use"})
     else:
         raise TypeError(f"{value!r} is no import path and no mapping with `use:`")
     if not callable(made):
         raise TypeError(f"{value!r} is not callable")
     return made
+
+
+def _made(path: str, options: dict[str, Any]) -> Any:
+    """What a factory makes. Raises TypeError with the options that it has for one that it has not."""
+    factory = import_object(path)
+    try:
+        known = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # no function, or one whose signature can't be read: it speaks for itself
+        return factory(**options)
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        for name in options.keys() - known.keys():
+            raise TypeError(f"{path} has no option {name!r}; {near(name, known)}it has {', '.join(known)}")
+    return factory(**options)

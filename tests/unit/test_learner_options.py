@@ -17,9 +17,9 @@ def options(**given: Any) -> TorchOptions:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "a learner that trains needs lr; a model that only scores is frozen: true"),
+        ({}, "a learner that trains needs lr; give lr, or frozen: true"),
         ({"lr": 0}, "lr must be above 0, not 0"),
-        ({"lr": 1e-5, "frozen": True}, "lr says nothing beside frozen: true: leave one of them out"),
+        ({"lr": 1e-5, "frozen": True}, "lr says nothing beside frozen: true; leave one of them out"),
         ({"frozen": True, "lora": {"rank": 8, "alpha": 16}}, "lora says nothing beside frozen: true"),
         ({"frozen": True, "checkpoint": True}, "checkpoint says nothing beside frozen: true"),
         ({"frozen": True, "warmup": 3}, "warmup says nothing beside frozen: true"),

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from flowgraph.learners.partition import (
     cost,
+    cut,
     imbalance,
     partition,
     reorder,
     split,
+    split_steps,
     work,
 )
 from flowgraph.models.facts import ModelFacts, TensorFact, facts
@@ -194,3 +196,36 @@ def test_whole_groups_stay_together_where_that_balances_and_are_cut_where_it_doe
 def test_without_groups_a_split_is_a_partition() -> None:
     costs = [5.0, 4.0, 3.0, 2.0]
     assert [part.tolist() for part in split(costs, 2)] == [part.tolist() for part in partition(costs, 2)]
+
+
+@given(groups(), st.integers(1, 4), st.integers(1, 3))
+def test_each_step_of_a_batch_is_split_as_well_as_it_is_by_itself(
+    case: tuple[list[float], list[float], list[int]], parts: int, steps: int
+) -> None:
+    costs, shared, group = case
+    steps = max(1, min(steps, len(costs)))
+    found = split_steps(costs, parts, steps, group=group, shared=shared)
+    assert sorted(row for part in found for row in part.tolist()) == list(range(len(costs)))
+    assert all(part.tolist() == sorted(part.tolist()) for part in found)
+    of = cut(len(costs), steps)
+    for step in range(steps):
+        rows = np.flatnonzero(of == step)
+        own = [np.array(values)[rows] for values in (costs, shared, group)]
+        alone = split(own[0], parts, group=own[2], shared=own[1])
+        assert sorted(map(len, alone)) == sorted(int((of[part] == step).sum()) for part in found)
+        worst = max(paid(costs, shared, group, part[of[part] == step].tolist()) for part in found)
+        assert worst == pytest.approx(max(paid(*map(list, own), part.tolist()) for part in alone))
+
+
+def test_no_part_waits_for_a_step_in_which_another_has_all_groups() -> None:
+    """8 prompts of 8 samples in two steps on two ranks: whole groups would lie as they fall."""
+    random = np.random.default_rng(0)
+    group = np.repeat(np.arange(8), 8)
+    shared = random.integers(30, 48, 8)[group].astype(float)
+    costs = shared + random.integers(2, 8, 64)
+    of, found = cut(64, 2), split_steps(costs, 2, 2, group=group, shared=shared)
+    for step in range(2):
+        paid_by = [
+            paid(costs.tolist(), shared.tolist(), group.tolist(), p[of[p] == step].tolist()) for p in found
+        ]
+        assert max(paid_by) / np.mean(paid_by) < 1.1

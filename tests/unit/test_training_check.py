@@ -90,7 +90,22 @@ RISING = "owners.trainer.learner.schedule=linear"
             "FG111",
             "hops.train.with.loss: the ratio of gspo is that of the sequence: leave ratio out, "
             "or use policy_gradient",
-            "give loss the import path of a function, or {use: path, …} with what makes one",
+            "change ratio under loss; the docstring of hops.loss.gspo says what it takes",
+        ),
+        (
+            ["hops.train.with.loss.clip_lo=0.1"],
+            "FG111",
+            "hops.train.with.loss: hops.loss.policy_gradient has no option 'clip_lo'; "
+            "did you mean clip_low? it has "
+            "surrogate, ratio, old, clip_low, clip_high, clip_dual, weight, weight_outside, weight_min, weight_max, "
+            "kl, kl_coef, entropy_coef",
+            "change clip_lo under loss; the docstring of hops.loss.policy_gradient says what it takes",
+        ),
+        (
+            ["owners.trainer.learner.schedule=cosine"],
+            "FG106",
+            "owners.trainer.learner: schedule cosine falls until step total_steps, which must be above warmup, 0",
+            "give total_steps, such as run.steps",
         ),
     ],
 )

@@ -169,6 +169,7 @@ def child(args: argparse.Namespace) -> None:
 def run(way: str, options: Sequence[str]) -> list[dict[str, float]]:
     """What a child says of its steps."""
     command = [sys.executable, __file__, "--child", way, *options]
+    print(f"running {way} {' '.join(options)}", file=sys.stderr, flush=True)
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:
         why = ", which is how a machine that has no memory left ends it" if ran.returncode == -9 else ""

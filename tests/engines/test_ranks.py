@@ -100,7 +100,7 @@ def test_two_processes_have_the_gradient_and_the_updates_of_one(
         pytest.skip("needs peft")
     ours, one = found[0][case], alone[case]
     assert distance(ours.gradient, one.gradient) < 1e-5
-    assert distance(ours.updates, one.updates) < (1e-2 if case == "adamw" else 1e-4)
+    assert distance(ours.updates, one.updates) < (1e-3 if case == "adamw" else 1e-4)
     np.testing.assert_allclose(ours.logprobs, one.logprobs, atol=1e-5)
     for here, there in zip(ours.metrics, one.metrics, strict=True):
         for name in ("loss", "tokens", "rows", "grad_norm", "lr", "skipped"):
@@ -178,7 +178,7 @@ def test_two_processes_train_smollm2_as_one_does(smollm2: str, tmp_path: Path, r
         record_property(name, figures)
         print(f"{name}: gradients differ by {figures[0]:.1e}, updates after 3 steps by {figures[1]:.1e}")
         assert figures[0] < 1e-5
-        assert figures[1] < (1e-4 if name == "sgd" else 0.1)
+        assert figures[1] < (1e-4 if name == "sgd" else 1e-3)
 
 
 @pytest.mark.slow

@@ -89,11 +89,11 @@ def batches(draw: st.DrawFn) -> Rows:
     return Rows(flat, offsets, np.concatenate(masks), fields, trajectory=of)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=batches(),
     loss=st.sampled_from(sorted(LOSSES)),
-    mode=st.sampled_from(MODES),
     ranks=st.integers(1, 4),
     max_tokens=st.integers(1, 40),
     random=st.randoms(use_true_random=False),

@@ -108,7 +108,8 @@ def read_config(decl: HopDecl, spec: HopSpec, found: list[Diagnostic]) -> dict[s
                 made[name] = convert_value(node.plain(), options[name].type)
             except Exception as error:  # it may import a user's module and call a user's factory
                 message = f"hops.{decl.name}.with.{name}: {_said(error)}"
-                reader.error("FG111", *_mended(name, options[name], node, error, message))
+                place, help = _mended(name, options[name], node, error)
+                reader.error("FG111", place, message, help)
     missing = [p.name for p in options.values() if p.required and p.name not in (*given, *meant.values())]
     if missing and "with" not in decl.partial:
         message = f"hop {decl.name} needs the option{plural(missing)} {', '.join(missing)}"
@@ -139,15 +140,13 @@ def refused(
     return Diagnostic("FG111", place, f"hop {decl.name}: {said}", f"change {name} under with:{left_out}")
 
 
-def _mended(
-    name: str, option: Param, node: Located, error: Exception, message: str
-) -> tuple[Place, str, str]:
-    """Place, message and help of an option that can't be made: of the one among a factory's that the error names."""
+def _mended(name: str, option: Param, node: Located, error: Exception) -> tuple[Place, str]:
+    """Place and help of an option that can't be made: of the one among a factory's that the error names."""
     use = node.plain().get("use") if isinstance(node.value, dict) else None
     if use is None or isinstance(error, ImportError):
-        return node.place, message, _form(name, option)
+        return node.place, _form(name, option)
     place, inner = _meant(str(error), node)
-    return place, message, f"change {inner} under {name}; the docstring of {use} says what it takes"
+    return place, f"change {inner} under {name}; the docstring of {use} says what it takes"
 
 
 def _form(name: str, option: Param) -> str:

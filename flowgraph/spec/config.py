@@ -73,6 +73,6 @@ def _made(path: str, options: dict[str, Any]) -> Any:
     except (TypeError, ValueError):  # no function, or one whose signature can't be read: it speaks for itself
         return factory(**options)
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        for name in options.keys() - known.keys():
+        for name in (name for name in options if name not in known):
             raise TypeError(f"{path} has no option {name!r}; {near(name, known)}it has {', '.join(known)}")
     return factory(**options)

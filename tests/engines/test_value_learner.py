@@ -146,7 +146,7 @@ def test_options_and_models_of_which_no_critic_is_made(tiny: Path, save: Any) ->
     for option in ({"temperature": 0.5}, {"weights_dtype": "float32"}):
         with pytest.raises(ValueError, match=f"{next(iter(option))} says nothing beside head: value"):
             TorchOptions(model="m", lr=1e-3, head="value", **option)
-    with pytest.raises(ValueError, match="the head of a critic is new and is trained whole: leave out lora"):
+    with pytest.raises(ValueError, match="the head of a critic is new and is trained whole; leave out lora"):
         TorchOptions(model="m", lr=1e-3, head="value", lora=LoraOptions(rank=2, alpha=4))
     with pytest.raises(NotImplementedError, match="no token classification for granite models"):
         critic(save(GraniteConfig))

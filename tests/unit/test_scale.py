@@ -264,6 +264,7 @@ def test_prompts_that_are_rendered_where_they_are_read_never_touch_the_driver() 
     assert seams["dataset", "prompt"].mean == 2 * 8
 
 
+@pytest.mark.slow
 def test_the_ring_samples_the_same_tokens_with_prompts_off_the_driver(smollm2: str, tmp_path: Path) -> None:
     """From a run's first step, batches are the same rows: rewards, losses and lengths are equal."""
     assert smollm2

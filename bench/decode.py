@@ -29,8 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from flowgraph.runtime.executors import environment
+
 CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as the runtime sets it for its workers
+os.environ.update(environment())  # before torch is imported, as the runtime does for its workers
 
 
 def answers(engine: Any, prompts: Any, budgets: list[int], turn: int) -> float:
